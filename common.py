@@ -1,0 +1,278 @@
+"""
+What several scripts share and model.py should not hold: device choice, data sets, scoring, checkpoint and results files.
+"""
+
+import os
+import sys
+import csv
+import json
+import math
+import hashlib
+import subprocess
+from contextlib import nullcontext
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+
+from configurator import ROOT, usage
+from model import GPT, GPTConfig, make_pos
+
+def fail(message):
+    """One line on stderr, exit status 1: something outside the command line is wrong."""
+    print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
+    sys.exit(1)
+
+# -----------------------------------------------------------------------------
+# device
+
+def choose_device(device, dtype, compile):
+    """
+    Fill in what is '' or None: cuda, else mps, else cpu; bfloat16 where it is fast, else float32; compile on CUDA only.
+    Returns (device, dtype, compile); asking for what this machine has not is a usage error.
+    """
+    mps = torch.backends.mps.is_available()
+    device = device or ('cuda' if torch.cuda.is_available() else 'mps' if mps else 'cpu')
+    kind = device.split(':')[0]
+    if kind not in ('cuda', 'mps', 'cpu'):
+        usage(f"device={device!r}: expected cpu, cuda, cuda:N or mps")
+    if kind == 'cuda' and not torch.cuda.is_available() or kind == 'mps' and not mps:
+        usage(f"device={device!r}: this torch ({torch.__version__}) sees no {kind} device; leave out --device to let it choose")
+    if kind == 'cuda' and ':' in device and not 0 <= int(device.split(':')[1]) < torch.cuda.device_count():
+        usage(f"device={device!r}: this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    bf16 = kind == 'cuda' and torch.cuda.is_bf16_supported()
+    dtype = dtype or ('bfloat16' if bf16 else 'float32')
+    if dtype not in ('float32', 'bfloat16', 'float16'):
+        usage(f"dtype={dtype!r}: expected float32, bfloat16 or float16")
+    if dtype == 'float16' and kind != 'cuda':
+        usage(f"dtype='float16' on {kind}: it needs CUDA and its gradient scaler; use float32 or bfloat16")
+    return device, dtype, (kind == 'cuda' if compile is None else compile)
+
+def autocast(device, dtype):
+    """Context of a forward pass in this dtype; float32 means float32, TF32 included only beside half precision."""
+    torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
+    kind = device.split(':')[0]
+    return nullcontext() if dtype == 'float32' else torch.autocast(kind, dtype=getattr(torch, dtype))
+
+# -----------------------------------------------------------------------------
+# data sets: data/<name>/ holds train.bin, val.bin, meta.json, perhaps test.bin or test_<T>.bin
+
+def data_dir(name):
+    return os.path.join(ROOT, 'data', name)
+
+def load_meta(name):
+    """meta.json of a data set as a dict, or one line that says how to make it."""
+    folder = data_dir(name)
+    how = f"run python data/{name}/prepare.py" if os.path.exists(os.path.join(folder, 'prepare.py')) else 'see data/*/prepare.py'
+    path = os.path.join(folder, 'meta.json')
+    if not os.path.exists(path):
+        fail(f"data set {name!r}: no {os.path.join('data', name, 'meta.json')}; {how}")
+    try:
+        with open(path, encoding='utf-8') as f:
+            meta = json.load(f)
+        ok = meta['kind'] in ('stream', 'rows') and meta['dtype'] in ('uint8', 'uint16', 'uint32') and meta['vocab_size'] >= 1
+        ok = ok and (meta['kind'] == 'stream' or meta['row_len'] >= 3)
+    except (ValueError, KeyError, TypeError, OSError):
+        ok = False
+    if not ok:
+        fail(f"data set {name!r}: data/{name}/meta.json is damaged; {how} again")
+    return meta
+
+def load_tokens(name, split, meta, row_len=None):
+    """Tokens of a split as a read-only memory map: flat (N,), or (rows, row_len) for rows. Opened anew at each call: a map kept
+    open would count every page it ever touched as this process's memory."""
+    path = os.path.join(data_dir(name), f'{split}.bin')
+    dtype = np.dtype(meta['dtype'])
+    size = os.path.getsize(path) if os.path.exists(path) else -1
+    unit = dtype.itemsize * (row_len or 1)
+    if size <= 0 or size % unit:
+        state = 'is missing' if size < 0 else f'has {size:,} bytes, no whole number of {unit}-byte units' if size else 'is empty'
+        fail(f"data/{name}/{split}.bin {state}; run its prepare.py again")
+    tokens = np.memmap(path, dtype=dtype, mode='r')
+    return tokens.reshape(-1, row_len) if row_len else tokens
+
+def check_tokens(name, split, meta, row_len=None):
+    """Once at start: every token of the split lies inside the vocabulary. Returns the number of tokens or rows."""
+    tokens = load_tokens(name, split, meta, row_len)
+    flat = tokens.reshape(-1)
+    top = max(int(flat[a:a + 2**24].max()) for a in range(0, len(flat), 2**24))
+    if top >= meta['vocab_size']:
+        fail(f"data/{name}/{split}.bin holds token {top}, outside the vocabulary of {meta['vocab_size']}; run its prepare.py again")
+    return len(tokens)
+
+# -----------------------------------------------------------------------------
+# the synthetic teacher: answer = 1 iff sum_d K(d) (2 bit_d - 1) > 0, d = 1 .. T-1; x = d/L, w = omega, w2 two steps down the grid
+
+def grid_step(omega):
+    """omega of the frequency index two further on, for the default omega = theta^(-2*3/32): index 5."""
+    return omega ** (5 / 3)
+
+KERNELS = {
+    'mixed':       lambda d, L, w: d / L * np.cos(w * d),
+    'phase':       lambda d, L, w: np.cos(w * d),
+    'linear':      lambda d, L, w: -d / L,
+    'damped_wave': lambda d, L, w: np.exp(-1e-4 * d) * (np.cos(w * d) + .75 * d / L * np.sin(w * d)),
+    'phase_drift': lambda d, L, w: np.cos(w * (1 + 5e-5) * d),
+    'seasonal':    lambda d, L, w: (.35 + .9 * d / L) * np.cos(w * d) + .25 * np.sin(w * d),
+    'rhythm':      lambda d, L, w: (.25 + .85 * d / L) * (.65 * np.cos(w * d) + .35 * np.sin(grid_step(w) * d)),
+    'motif':       lambda d, L, w: d / L / (1 + .25 * d / L) * (.7 * np.cos(grid_step(w) * d) - .3 * np.sin(grid_step(w) * d)),
+    'decay':       lambda d, L, w: np.exp(-d / L) * np.cos(w * d),
+    'jet_2':       lambda d, L, w: (d / L) ** 2 * np.cos(w * d),
+    'jet_3':       lambda d, L, w: (d / L) ** 3 * np.cos(w * d),
+    'high_jet_1':  lambda d, L, w: d / L * np.exp(-.1 * d / L) * np.cos(w * d),
+    'high_jet_2':  lambda d, L, w: (d / L) ** 2 * np.exp(-.1 * d / L) * np.cos(w * d),
+    'high_jet_3':  lambda d, L, w: (d / L) ** 3 * np.exp(-.1 * d / L) * np.cos(w * d),
+}
+
+def accuracy_of_kernel(kernel, teacher):
+    """1 - arccos(rho)/pi: accuracy of a linear readout with this kernel, rho its cosine with the teacher's, both by lag."""
+    rho = abs(kernel @ teacher) / max(np.linalg.norm(kernel) * np.linalg.norm(teacher), 1e-300)
+    return 1 - math.acos(min(rho, 1.0)) / math.pi
+
+def reference_accuracies(config, meta, lengths):
+    """
+    {T: accuracy} of a linear readout with the best single kernel of this encoding at the teacher's frequency, as the last query of
+    T positions sees it; best at the training length. A reference line, no bound: a trained model mixes kernels. {} for `learned`.
+    """
+    hs, omega, L = 4 * config.pos_order, meta['omega'], meta['L']
+    if config.pos == 'learned' or not 0 < omega < 1:
+        return {}
+    name = config.pos if config.pos == 'alibi' else config.pos.partition('+')[0]
+    pos = make_pos(replace(config, pos=name, n_head=1, n_embd=hs, block_size=L, pos_theta=omega ** (-hs / 2), pos_grid='fast',
+                           pos_eta0=config.pos_eta_max / 2)).double() # two blocks; the second turns by omega per token
+    units = torch.eye(hs, dtype=torch.float64)
+    def kernels(T): # (hs * hs, T - 1) by lag 1 .. T-1: every pair of unit vectors as query and key
+        q, k = units.repeat_interleave(hs, 0)[:, None, None], units.repeat(hs, 1)[:, None, None]
+        with torch.no_grad():
+            g = pos.logits(q, k.expand(-1, -1, T, -1), torch.tensor([T - 1]), torch.arange(T))
+        return g[:, 0, 0, :-1].flip(-1).numpy()
+    teacher = lambda T: KERNELS[meta['kernel']](np.arange(1, T), L, omega)
+    best = max(range(hs * hs), key=lambda n, g=kernels(L), t=teacher(L): accuracy_of_kernel(g[n], t))
+    return {T: accuracy_of_kernel(kernels(T)[best], teacher(T)) for T in lengths}
+
+# -----------------------------------------------------------------------------
+# scoring. Rows and windows are fixed: they do not depend on the seed, the encoding or the batch size
+
+TOKENS_PER_FORWARD = 16384 # bounds the memory of an evaluation
+
+@torch.no_grad()
+def score_rows(model, rows, device, context):
+    """rows (N, T+1) whose last token is the answer -> (loss in nats (N,), was the likelier of the two bits right (N,))."""
+    losses, right = [], []
+    n = max(1, TOKENS_PER_FORWARD // rows.shape[1])
+    for a in range(0, len(rows), n):
+        x = torch.from_numpy(rows[a:a + n].astype(np.int64)).to(device)
+        with context:
+            logits = model(x[:, :-1])[0][:, -1].float()
+        losses.append(torch.nn.functional.cross_entropy(logits, x[:, -1], reduction='none'))
+        right.append(logits[:, :2].argmax(dim=-1) == x[:, -1])
+    return torch.cat(losses).cpu().numpy(), torch.cat(right).cpu().numpy()
+
+@torch.no_grad()
+def score_windows(model, tokens, ends, T, K, device, context):
+    """Loss in nats of the last K targets of the T-token contexts that end before each of `ends`: (windows, K)."""
+    losses = []
+    n = max(1, TOKENS_PER_FORWARD // T)
+    for a in range(0, len(ends), n):
+        x = torch.from_numpy(np.stack([tokens[e - T - 1:e] for e in ends[a:a + n]]).astype(np.int64)).to(device)
+        with context:
+            logits, _ = model(x[:, :-1], x[:, -K:])
+        loss = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), x[:, -K:], reduction='none')
+        losses.append(loss.cpu())
+    return torch.cat(losses).numpy()
+
+def wilson(k, n, z=1.959964):
+    """95% Wilson interval of k right out of n: (lo, hi)."""
+    p, c = k / n, z * z / n
+    half = z * math.sqrt(p * (1 - p) / n + c / (4 * n))
+    return (p + c / 2 - half) / (1 + c), (p + c / 2 + half) / (1 + c)
+
+def bootstrap(values, n=2000, seed=0):
+    """95% percentile interval of the mean over windows: (lo, hi)."""
+    values = np.asarray(values)
+    means = values[np.random.default_rng(seed).integers(0, len(values), (n, len(values)))].mean(axis=1)
+    return tuple(np.quantile(means, [.025, .975]))
+
+# -----------------------------------------------------------------------------
+# checkpoints: tensors and plain Python types only, so torch.load(weights_only=True) reads them
+
+def replace_file(path, write):
+    """Write a file so that a kill or a full disk at any instant leaves the old one intact: temporary name, flush, rename."""
+    tmp = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(tmp, 'wb') as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, path)
+    finally:
+        if os.path.exists(tmp):
+            os.remove(tmp)
+
+def save_checkpoint(path, checkpoint):
+    replace_file(path, lambda f: torch.save(checkpoint, f))
+
+def load_checkpoint(path):
+    """The dict that train.py saved, on the CPU; one line if the file is missing, damaged or of another kind."""
+    if not os.path.exists(path):
+        fail(f"{path}: no checkpoint there; train.py writes one to its out_dir at every evaluation")
+    try:
+        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as e: # zip, pickle and key errors of many kinds: all mean the same to the user
+        fail(f"{path}: damaged or no checkpoint ({type(e).__name__}); delete it, or use another one")
+    if not isinstance(checkpoint, dict) or not {'model', 'model_args', 'config'} <= checkpoint.keys():
+        fail(f"{path}: not a checkpoint of this project's train.py")
+    prefixes = ('_orig_mod.', 'module.') # what torch.compile and DDP put before names
+    state = checkpoint['model']
+    while any(k.startswith(prefixes) for k in state):
+        state = {next((k[len(p):] for p in prefixes if k.startswith(p)), k): v for k, v in state.items()}
+    checkpoint['model'] = state
+    return checkpoint
+
+def model_of(checkpoint, path):
+    """The model of a loaded checkpoint. A GPTConfig field that the file lacks has its default."""
+    known = {f.name for f in fields(GPTConfig)}
+    unknown = checkpoint['model_args'].keys() - known
+    if unknown:
+        fail(f"{path}: has model settings that this model.py does not know: {', '.join(sorted(unknown))}")
+    model = GPT(GPTConfig(**checkpoint['model_args']))
+    try:
+        model.load_state_dict(checkpoint['model'])
+    except RuntimeError as e:
+        fail(f"{path}: its weights do not fit its settings ({str(e).splitlines()[1].strip()})")
+    return model
+
+# -----------------------------------------------------------------------------
+# results: one row per run
+
+def config_hash(config, ignore):
+    """12 hex digits over the settings that can change a result, the same at every commit and for every seed."""
+    kept = {k: v for k, v in sorted(config.items()) if k not in ignore}
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:12]
+
+def git_commit():
+    """Short hash of the commit that ran, with + where the tree was changed; '' outside git."""
+    run = lambda *args: subprocess.run(['git', *args], cwd=ROOT, capture_output=True, text=True)
+    try:
+        head, dirty = run('rev-parse', '--short', 'HEAD'), run('status', '--porcelain', '-uno')
+    except OSError:
+        return ''
+    return head.stdout.strip() + '+' * bool(dirty.stdout.strip()) if head.returncode == 0 else ''
+
+def append_row(path, row):
+    """Append a dict to a csv file, with its header if the file is new. Safe for runs that end at the same time."""
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    with open(path, 'a+', newline='', encoding='utf-8') as f:
+        try:
+            import fcntl
+            fcntl.flock(f, fcntl.LOCK_EX) # released on close
+        except ImportError: # Windows
+            pass
+        f.seek(0)
+        header = next(csv.reader(f), None)
+        if header not in (None, list(row)):
+            fail(f"{path}: its columns are not this version's; move it away or give another --results")
+        writer = csv.DictWriter(f, fieldnames=list(row))
+        if header is None:
+            writer.writeheader()
+        writer.writerow(row)

@@ -1,0 +1,149 @@
+"""
+Config files and --key=value flags over a script's module-level settings:
+
+    python train.py config/synth_jordan.py --pos=rope --seed=2
+
+A script writes its defaults as plain assignments between two '# ---' rules at its top and then calls
+
+    config = configure(globals(), rules)
+
+Config files are Python, executed in the order given; flags come after them, wherever they stand. The type of a setting is that
+of its default, or its annotation where the default is None or a tuple. `rules` maps a condition on x to the settings that it
+binds: {'x >= 1': 'batch_size n_layer'}. Anything wrong is one line on stderr and exit status 2.
+"""
+
+import os
+import re
+import sys
+import difflib
+
+ROOT = os.path.dirname(os.path.abspath(__file__)) # scripts, configs and data lie here, whatever the working directory
+
+def usage(message):
+    """One line that names the script and what is wrong, exit status 2."""
+    print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+def configure(g, rules={}, argv=None):
+    """Override the settings in g (a script's globals()) from argv and return them as a dict. Unknown names and bad values end the script."""
+    argv = sys.argv[1:] if argv is None else argv
+    kinds = {k: kind_of(v, g.get('__annotations__', {}).get(k)) for k, v in g.items() if is_setting(k, v)}
+    if '-h' in argv or '--help' in argv:
+        print_help(g)
+    files, flags = [a for a in argv if not a.startswith('-')], [a for a in argv if a.startswith('-')]
+    for file in files:
+        run_file(file, g, kinds)
+    for flag in flags:
+        key, equals, text = flag.lstrip('-').partition('=')
+        if not flag.startswith('--') or key not in kinds:
+            usage(f"{flag}: no such setting{near(key, kinds)}; --help lists them")
+        if not equals:
+            usage(f"{flag}: write it as --{key}=VALUE")
+        g[key] = parse(text, kinds[key], f"--{key}={text}")
+    for rule, names in rules.items():
+        for name in names.split():
+            if g[name] is not None and not eval(rule, {'x': g[name]}):
+                condition = re.sub(r'\bx\b', name, rule)
+                usage(f"{name}={g[name]!r}: expected {condition}")
+    return {k: g[k] for k in kinds}
+
+def is_setting(name, value):
+    return not name.startswith('_') and isinstance(value, (int, float, bool, str, tuple, type(None)))
+
+def near(name, names):
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else ''
+
+def kind_of(default, annotation):
+    """(type, element type or None, may it be None) from an annotation such as float | None or tuple[int, ...], else from the default."""
+    if annotation is None:
+        return type(default), None, False
+    parts = getattr(annotation, '__args__', ())
+    if getattr(annotation, '__origin__', None) is tuple:
+        return tuple, parts[0], False
+    optional = type(None) in parts
+    return (next(p for p in parts if p is not type(None)) if optional else annotation), None, optional
+
+def parse(text, kind, where):
+    """The value of a flag's text."""
+    to, element, optional = kind
+    if optional and text.lower() == 'none':
+        return None
+    if to is tuple:
+        return tuple(parse(t.strip(), (element, None, False), where) for t in text.split(',') if t.strip())
+    try:
+        if to is bool:
+            return {'true': True, '1': True, 'yes': True, 'on': True,
+                    'false': False, '0': False, 'no': False, 'off': False}[text.lower()]
+        if to is int:
+            return int(text) if re.fullmatch(r'[+-]?\d[\d_]*', text) else exact_int(float(text))
+        if to is float:
+            return finite(float(text))
+    except (KeyError, ValueError, OverflowError):
+        usage(f"{where}: expected {name_of(kind)}")
+    return text
+
+def convert(value, kind, where):
+    """The same for a value set by a config file: an int passes for a float, 1e3 for an int, a list for a tuple."""
+    to, element, optional = kind
+    if value is None and optional:
+        return None
+    if to is tuple and isinstance(value, (tuple, list)):
+        return tuple(convert(v, (element, None, False), where) for v in value)
+    try:
+        if to is float and type(value) in (int, float):
+            return finite(float(value))
+        if to is int and type(value) is float:
+            return exact_int(value)
+    except (ValueError, OverflowError):
+        pass
+    if type(value) is not to:
+        usage(f"{where} = {value!r}: expected {name_of(kind)}")
+    return value
+
+def finite(x):
+    if x != x or x in (float('inf'), float('-inf')):
+        raise ValueError
+    return x
+
+def exact_int(x):
+    if x != int(x):
+        raise ValueError
+    return int(x)
+
+def name_of(kind):
+    to, element, optional = kind
+    word = {bool: 'True or False', int: 'a whole number', float: 'a finite number', str: 'a string'}
+    name = f"a comma-separated list, each {word[element]}" if to is tuple else word[to]
+    return name + ', or None' * optional
+
+def run_file(file, g, kinds):
+    """Execute a config file (as given, or beside the scripts) over the current settings and take over what it sets."""
+    path = next((p for p in (file, os.path.join(ROOT, file)) if os.path.isfile(p)), None)
+    if path is None:
+        folder = os.path.join(ROOT, 'config')
+        known = [f"config/{f}" for f in sorted(os.listdir(folder)) if f.endswith('.py')] if os.path.isdir(folder) else []
+        usage(f"{file}: no such config file{near(file, known)}; flags are written --key=value")
+    scope = {k: g[k] for k in kinds}
+    try:
+        with open(path, encoding='utf-8') as f:
+            exec(compile(f.read(), path, 'exec'), scope)
+    except SyntaxError as e:
+        usage(f"{file}, line {e.lineno}: {e.msg}")
+    except Exception as e:
+        tb, line = e.__traceback__, None
+        while tb: # the innermost line of the file itself
+            line, tb = (tb.tb_lineno if tb.tb_frame.f_code.co_filename == path else line), tb.tb_next
+        usage(f"{file}{f', line {line}' if line else ''}: {type(e).__name__}: {e}")
+    for name, value in scope.items():
+        if name in kinds:
+            g[name] = convert(value, kinds[name], f"{file}: {name}")
+        elif is_setting(name, value):
+            usage(f"{file}: {name}: no such setting{near(name, kinds)}; --help lists them")
+
+def print_help(g):
+    """The script's docstring and its default block, comments included."""
+    with open(g['__file__'], encoding='utf-8') as f:
+        block = re.split(r'^# -{20,}.*\n', f.read(), flags=re.M)[1]
+    print(g['__doc__'].strip(), f"\n\nsettings, as --key=value or in a config file:\n\n{block.strip()}")
+    sys.exit(0)
