@@ -6,6 +6,7 @@ import os
 import sys
 import csv
 import json
+import base64
 import math
 import hashlib
 import subprocess
@@ -91,14 +92,69 @@ def load_tokens(name, split, meta, row_len=None):
     tokens = np.memmap(path, dtype=dtype, mode='r')
     return tokens.reshape(-1, row_len) if row_len else tokens
 
-def check_tokens(name, split, meta, row_len=None):
-    """Once at start: every token of the split lies inside the vocabulary. Returns the number of tokens or rows."""
-    tokens = load_tokens(name, split, meta, row_len)
-    flat = tokens.reshape(-1)
-    top = max(int(flat[a:a + 2**24].max()) for a in range(0, len(flat), 2**24))
+def check_tokens(name, split, meta):
+    """Once at start: every token of the split lies inside the vocabulary. Returns the number of tokens, or of training rows."""
+    tokens = load_tokens(name, split, meta)
+    top = max(int(tokens[a:a + 2**24].max()) for a in range(0, len(tokens), 2**24))
     if top >= meta['vocab_size']:
         fail(f"data/{name}/{split}.bin holds token {top}, outside the vocabulary of {meta['vocab_size']}; run its prepare.py again")
-    return len(tokens)
+    return len(tokens) // meta.get('row_len', 1)
+
+def make_synth(L, lengths, train_rows, val_rows, test_rows):
+    """
+    Run data/synth/prepare.py unless what lies there will do: this L, these test lengths, at least so many rows. Rows are made in
+    steps of 24,000, so that small runs share a data set, and no more than 240,000: a longer run sees them again in another order.
+    """
+    train_rows = min(math.ceil(train_rows / 24000), 10) * 24000
+    val_rows, test_rows = max(val_rows, 1024), max(test_rows, 1024)
+    path = os.path.join(data_dir('synth'), 'meta.json')
+    old = load_meta('synth') if os.path.exists(path) else {}
+    files = ['train', 'val', *(f'test_{T}' for T in lengths)]
+    if (old.get('L') == L and set(lengths) <= set(old['test_lens']) and old['train_rows'] >= train_rows and old['val_rows'] >= val_rows
+            and old['test_rows'] >= test_rows and all(os.path.exists(os.path.join(data_dir('synth'), f'{f}.bin')) for f in files)):
+        return
+    args = dict(L=L, test_lens=','.join(map(str, lengths)), train_rows=train_rows, val_rows=val_rows, test_rows=test_rows)
+    args |= {k: old[k] for k in ('kernel', 'omega', 'data_seed') if k in old} # a teacher chosen before stays
+    print('making data/synth' + (' again: it was made for other sizes' if old else ''), flush=True)
+    if subprocess.run([sys.executable, os.path.join(data_dir('synth'), 'prepare.py')] + [f'--{k}={v}' for k, v in args.items()]).returncode:
+        fail('data/synth/prepare.py did not finish')
+
+def write_stream(name, splits, meta):
+    """
+    Make data/<name> from {split: iterator over blocks of tokens as bytes}: <split>.bin in one pass each, and meta.json, which goes
+    first and comes back last, so that an interrupted run leaves a data set that is visibly unfinished. Splits of before are removed.
+    """
+    folder, dtype = data_dir(name), np.dtype(meta['dtype'])
+    tokens, sums = {}, {}
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for f in ('meta.json', 'train.bin', 'val.bin', 'test.bin'):
+            if os.path.exists(os.path.join(folder, f)):
+                os.remove(os.path.join(folder, f))
+        for split, blocks in splits.items():
+            sha, size = hashlib.sha256(), 0
+            def write(f):
+                nonlocal size
+                for block in blocks:
+                    f.write(block)
+                    sha.update(block)
+                    size += len(block)
+            replace_file(os.path.join(folder, f'{split}.bin'), write)
+            tokens[split], sums[split] = size // dtype.itemsize, sha.hexdigest()[:16]
+            print(f"data/{name}/{split + '.bin':9} {tokens[split]:13,} tokens, {meta['bytes'][split]:13,} bytes of text", flush=True)
+        meta = meta | dict(tokens=tokens, tokens_per_byte={s: n / meta['bytes'][s] for s, n in tokens.items()}, checksums=sums)
+        replace_file(os.path.join(folder, 'meta.json'), lambda f: f.write(json.dumps(meta, indent=1).encode()))
+    except OSError as e: # a full disk, a folder without permission
+        fail(f"cannot write data/{name}: {e.strerror or e}; make room there (or give permission) and run this again")
+
+def gpt2_bpe():
+    """tiktoken's GPT-2 encoding; its vocabulary is fetched from the network once and then kept."""
+    import tiktoken
+    try:
+        return tiktoken.get_encoding('gpt2')
+    except Exception as e: # of requests, or of a damaged cache
+        fail(f"tiktoken could not fetch its GPT-2 vocabulary ({type(e).__name__}): run this once with a network, or point "
+             f"TIKTOKEN_CACHE_DIR to a copy of another machine's; bytes need none")
 
 # -----------------------------------------------------------------------------
 # the synthetic teacher: answer = 1 iff sum_d K(d) (2 bit_d - 1) > 0, d = 1 .. T-1; x = d/L, w = omega, w2 two steps down the grid
@@ -172,7 +228,7 @@ def score_rows(model, rows, device, context):
 def score_windows(model, tokens, ends, T, K, device, context):
     """Loss in nats of the last K targets of the T-token contexts that end before each of `ends`: (windows, K)."""
     losses = []
-    n = max(1, TOKENS_PER_FORWARD // T)
+    n = max(1, min(TOKENS_PER_FORWARD // T, TOKENS_PER_FORWARD * 4096 // (K * model.config.vocab_size))) # and of its logits
     for a in range(0, len(ends), n):
         x = torch.from_numpy(np.stack([tokens[e - T - 1:e] for e in ends[a:a + n]]).astype(np.int64)).to(device)
         with context:
@@ -193,6 +249,18 @@ def bootstrap(values, n=2000, seed=0):
     means = values[np.random.default_rng(seed).integers(0, len(values), (n, len(values)))].mean(axis=1)
     return tuple(np.quantile(means, [.025, .975]))
 
+def pack(scores):
+    """An array of booleans or floats as a short string for a csv cell; unpack reads it."""
+    scores = np.asarray(scores)
+    if scores.dtype == bool:
+        return f'bool:{len(scores)}:' + base64.b64encode(np.packbits(scores)).decode()
+    return f'float32:{len(scores)}:' + base64.b64encode(scores.astype('<f4')).decode()
+
+def unpack(text):
+    kind, n, data = text.split(':')
+    data = base64.b64decode(data)
+    return np.unpackbits(np.frombuffer(data, np.uint8))[:int(n)].astype(bool) if kind == 'bool' else np.frombuffer(data, '<f4')
+
 # -----------------------------------------------------------------------------
 # checkpoints: tensors and plain Python types only, so torch.load(weights_only=True) reads them
 
@@ -210,7 +278,12 @@ def replace_file(path, write):
             os.remove(tmp)
 
 def save_checkpoint(path, checkpoint):
-    replace_file(path, lambda f: torch.save(checkpoint, f))
+    try:
+        replace_file(path, lambda f: torch.save(checkpoint, f))
+    except OSError as e:
+        fail(f"{path}: cannot be written ({e.strerror}); what was there before is intact")
+    except RuntimeError as e: # how torch reports a write that failed
+        fail(f"{path}: cannot be written ({str(e).splitlines()[0]}); what was there before is intact")
 
 def load_checkpoint(path):
     """The dict that train.py saved, on the CPU; one line if the file is missing, damaged or of another kind."""
@@ -259,6 +332,14 @@ def git_commit():
         return ''
     return head.stdout.strip() + '+' * bool(dirty.stdout.strip()) if head.returncode == 0 else ''
 
+def find_row(path, **cells):
+    """The last row of the csv with these values, or None."""
+    if not os.path.exists(path):
+        return None
+    with open(path, newline='', encoding='utf-8') as f:
+        rows = [r for r in csv.DictReader(f) if all(r.get(k) == str(v) for k, v in cells.items())]
+    return rows[-1] if rows else None
+
 def append_row(path, row):
     """Append a dict to a csv file, with its header if the file is new. Safe for runs that end at the same time."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
@@ -276,3 +357,20 @@ def append_row(path, row):
         if header is None:
             writer.writeheader()
         writer.writerow(row)
+
+def row_label(rows):
+    """A name for each csv row: its encoding, and those settings in which rows of that encoding differ."""
+    settings = [k for k in rows[0] if k.startswith('pos_') and k != 'pos_params' or k in ('dataset', 'note', 'n_layer', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
+    labels = []
+    for r in rows:
+        others = [o for o in rows if o['pos'] == r['pos']]
+        differ = [k for k in settings if len({o[k] for o in others}) > 1 and r[k] not in ('', 'None')]
+        labels.append(' '.join([r['pos'], *(f"{k.removeprefix('pos_')}={r[k]}" for k in differ)]))
+    return labels
+
+# one colour per encoding in every figure of the project
+COLORS = {
+    'nope': '#999999', 'learned': '#666666', 'alibi': '#b8860b', 'rope': '#000000', 'rope_hi': '#56b4e9', 'rope+alibi': '#e69f00', 'damped': '#0072b2',
+    'real_jordan': '#8c564b', 'direct_sum': '#cc79a7', 'jordan_exact': '#7b3294', 'jordan_scaled': '#009e73',
+    'jordan_stabilized': '#d62728', 'jordan_stabilized_abs': '#ff9896',
+}

@@ -129,6 +129,7 @@ class Jordan(NoPE):
     A function of d alone, except for s = 'tau(i)-tau(j)'. A one-parameter group, G(a+b) = G(a) G(b), for s = 'd' and 'd/L'.
     """
     SHEARS = ('d', 'd/L', 'tau(d)', 'tau(i)-tau(j)') # tau(x) = x / (1 + |x|/L)
+    block = 128 # queries at a time on the pairwise path
 
     def __init__(self, config, s=None, damped=True, rotary=True, order=None, c=None, alibi=False):
         super().__init__(config, alibi)
@@ -148,7 +149,7 @@ class Jordan(NoPE):
         self.eta_max = config.pos_eta_max
         b = math.atanh(config.pos_eta0 / config.pos_eta_max)
         self.atanh_eta = nn.Parameter(torch.full((config.n_head, self.F), b)) if s else None
-        self.n_head, self.block = config.n_head, 128
+        self.n_head = config.n_head
         self.choose_path(self.L)
 
     def coupled_size(self):
@@ -248,35 +249,52 @@ class Jordan(NoPE):
     # pairwise path: (*) for a block of queries at a time, as m matrix products. Any s(d); memory O(block x T).
 
     def attend_pairwise(self, u, w, v, i, j):
-        Tq, Tk = u.size(2), w.size(2)
-        y = []
+        B, nh, Tq, _ = u.shape
+        Tk, y = w.size(2), []
+        # on a CPU take so many rows of the batch at a time that a block of scores, about 4 MB, stays in the cache
+        eager_cpu = u.device.type == 'cpu' and not torch.compiler.is_compiling()
+        rows = max(1, 2**20 // (nh * self.block * Tk)) if eager_cpu else B
+        for b in range(0, B, rows):
+            for a in range(0, Tq, self.tile):
+                n = Tk - max(0, Tq - a - self.tile)                        # keys up to the end of this tile
+                tile, row = slice(a, a + self.tile), slice(b, b + rows)
+                y.append(self.attend_tile(u[row, :, tile], w[row, :, :n], v[row, :, :n], i[tile], j[:n]))
+        tiles = math.ceil(Tq / self.tile)
+        return torch.cat([torch.cat(y[a:a + tiles], dim=2) for a in range(0, len(y), tiles)])
+
+    def attend_tile(self, u, w, v, i, j):
+        """Queries that share one origin of the decay, against all keys up to the last of them."""
+        (B, nh, Tq, _), Tk, y = u.shape, w.size(2), []
+        pairs = [(q.flatten(0, 1), k.flatten(0, 1).transpose(-2, -1)) for q, k in self.products(u, w, i, j)] # heads beside the batch
+        v = v.flatten(0, 1)
         for a in range(0, Tq, self.block):
             b = min(a + self.block, Tq)
             n = Tk - Tq + b                                                # keys up to the end of this query block
-            score = self.score_block(u[:, :, a:b], w[:, :, :n], i[a:b], j[:n])
-            y.append(F.softmax(score, dim=-1).to(v.dtype) @ v[:, :, :n])
-        return torch.cat(y, dim=2)
+            ib, jb = i[a:b], j[:n]
+            score = torch.zeros(1, device=j.device, dtype=pairs[0][0].dtype).masked_fill(ib[:, None] < jb, -math.inf) # (block, n)
+            if self.slopes:
+                score = (score + self.bias(ib, jb, score.dtype)).repeat(B, 1, 1)
+            score = torch.baddbmm(score, pairs[0][0][:, a:b], pairs[0][1][..., :n])
+            if self.s:
+                s = sr = self.shear(ib, jb, score.dtype)
+                for q, k in pairs[1:]:
+                    score, sr = torch.addcmul(score, sr, q[:, a:b] @ k[..., :n]), sr * s
+            y.append(F.softmax(score, dim=-1).to(v.dtype) @ v[:, :n])
+        return torch.cat(y, dim=1).unflatten(0, (B, nh))
 
-    def score_block(self, u, w, i, j):
-        """Scaled, biased and causally masked scores of a block of queries against all keys before its end."""
+    def products(self, u, w, i, j):
+        """[(q_r, k_r)], r < m, with score / sqrt(hs) = sum_r s(d)^r q_r . k_r: (B, nh, T, hs (m-r)/m) each."""
         dtype = at_least_float32(u)
         q, k = self.blocks(u).to(dtype) * self.hs ** -0.5, self.blocks(w).to(dtype)
         if self.log_gamma is not None:
-            gamma, o = self.gamma().to(dtype)[:, None], (i[0] + i[-1]) / 2 # the block's own origin: far keys fade to 0
+            gamma, o = self.gamma().to(dtype)[:, None], (i[0] + i[-1]) / 2 # far keys fade to 0
             q = q * torch.exp(-gamma * (i - o).to(dtype)[:, None])[..., None, None]
             k = k * torch.exp(gamma * (j - o).to(dtype)[:, None])[..., None, None]
-        score = q.flatten(-3) @ k.flatten(-3).transpose(-2, -1)
-        if self.s:
-            s = self.shear(i, j, dtype)
-            eta = self.eta().to(dtype)[:, None, :, None, None]
-            sr = s
-            for r in range(1, self.m):
-                q, k = q[..., :-1, :] * (eta / r), k[..., 1:, :]
-                score = torch.addcmul(score, sr, q.flatten(-3) @ k.flatten(-3).transpose(-2, -1))
-                sr = sr * s
-        if self.slopes:
-            score = score + self.bias(i, j, dtype)
-        return score.masked_fill(i[:, None] < j, -math.inf)
+        pairs = [(q.flatten(-3), k.flatten(-3))]
+        for r in range(1, self.m if self.s else 1):
+            q, k = q[..., :-1, :] * (self.eta().to(dtype)[:, None, :, None, None] / r), k[..., 1:, :]
+            pairs.append((q.flatten(-3), k.flatten(-3)))
+        return pairs
 
     @torch.no_grad()
     def choose_path(self, T):
@@ -284,9 +302,7 @@ class Jordan(NoPE):
         # e^{+-gamma T/2} must stay finite in q~ and k~; and eta s(T) far above 1 costs them digits even in float32
         span = self.coordinate(torch.tensor(float(T))).item()
         self.pairwise = not self.separable or gamma * T > 80 or eta * span > 64
-        self.block = 128
-        while gamma * self.block > 80:
-            self.block //= 2
+        self.tile = int(min(80 / max(gamma, 1e-30), 2**30)) or 1           # queries that may share an origin on the pairwise path
 
     def extra_repr(self):
         return f"head {self.hs} = {self.F} blocks x order {self.m} x (re,im)"
@@ -318,9 +334,10 @@ class DirectSum(Jordan):
         q, k = super().factors(uc, wc, i, j)
         return torch.cat((u, q), dim=-1), torch.cat((w, k), dim=-1)
 
-    def score_block(self, u, w, i, j):
+    def products(self, u, w, i, j):
         (u, uc), (w, wc) = u.chunk(2, dim=-1), w.chunk(2, dim=-1)
-        return (u * self.hs ** -0.5) @ w.transpose(-2, -1) + super().score_block(uc, wc, i, j)
+        (q, k), *rest = super().products(uc, wc, i, j)
+        return [(torch.cat((u.to(q.dtype) * self.hs ** -0.5, q), dim=-1), torch.cat((w.to(k.dtype), k), dim=-1)), *rest]
 
 # every encoding is a preset; see `Jordan` for what the words mean. Any of them but learned and alibi also as 'X+alibi'
 POS = {
@@ -384,7 +401,7 @@ class GPTConfig:
         if not self.pos_theta > 1:
             raise ValueError(f"pos_theta={self.pos_theta}: expected pos_theta > 1")
         if self.pos_gamma0 is not None and self.pos_c is not None:
-            raise ValueError(f"pos_gamma0={self.pos_gamma0} and pos_c={self.pos_c} both set the initial damping: give one")
+            raise ValueError(f"pos_gamma0={self.pos_gamma0} and pos_c={self.pos_c} both set the initial damping: give one (none unsets the other)")
         for name in ('pos_gamma0', 'pos_c'):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: expected {name} >= 0")

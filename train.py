@@ -17,7 +17,6 @@ import time
 import signal
 import datetime
 import contextlib
-import subprocess
 from dataclasses import asdict, fields
 
 import numpy as np
@@ -26,10 +25,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from common import (append_row, autocast, bootstrap, check_tokens, choose_device, config_hash, data_dir, fail, git_commit,
-                    load_checkpoint, load_meta, load_tokens, model_of, reference_accuracies, replace_file, save_checkpoint,
+                    find_row, load_checkpoint, load_meta, load_tokens, make_synth, model_of, pack, reference_accuracies, replace_file, save_checkpoint,
                     score_rows, score_windows, wilson)
-from configurator import ROOT, configure, usage
-from model import GPT, GPTConfig, POS
+from configurator import configure, usage
+from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------
 # I/O
@@ -39,6 +38,7 @@ eval_interval = 250 # iterations between evaluations, each followed by a checkpo
 log_interval = 10
 eval_iters = 512 # validation rows or windows per evaluation, of block_size tokens (not batches: batch_size must not change a result)
 eval_only = False # evaluate and exit, at every eval_lens
+skip_done = False # if results.csv has this run's row, print it and exit (ablate.py uses this)
 always_save_checkpoint = True # ckpt.pt after each evaluation; if False, only when validation improved
 save_best = True # best.pt beside it: the best validation loss so far
 init_from = 'scratch' # or 'resume': go on from out_dir/ckpt.pt
@@ -126,25 +126,9 @@ say = (lambda *args: print(*args, flush=True)) if master else (lambda *args: Non
 context = autocast(device, dtype)
 
 # data. The synthetic task makes itself when it is missing or was made for other sizes
-def meta_of_rows():
-    """meta.json of data/synth after making what is missing: enough rows for this run, at these lengths."""
-    path = os.path.join(data_dir('synth'), 'meta.json')
-    old = load_meta('synth') if os.path.exists(path) else {}
-    rows = max(1, max_iters * batch_size * gradient_accumulation_steps)
-    files = ['train', 'val', *(f'test_{T}' for T in eval_lens)]
-    if (old.get('L') == block_size and old['train_rows'] >= rows and old['val_rows'] >= eval_iters and old['test_rows'] >= eval_rows
-            and set(eval_lens) <= set(old['test_lens']) and all(os.path.exists(os.path.join(data_dir('synth'), f'{f}.bin')) for f in files)):
-        return old
-    args = dict(L=block_size, test_lens=','.join(map(str, eval_lens)), train_rows=rows, val_rows=eval_iters, test_rows=eval_rows)
-    args |= {k: old[k] for k in ('kernel', 'omega', 'data_seed') if k in old} # a teacher chosen before stays
-    say('making data/synth' + (' again for other sizes' if old else ''))
-    if subprocess.run([sys.executable, os.path.join(data_dir('synth'), 'prepare.py')] + [f'--{k}={v}' for k, v in args.items()],
-                      stdout=None if master else subprocess.DEVNULL).returncode:
-        fail('data/synth/prepare.py did not finish')
-    return load_meta('synth')
-
 if dataset == 'synth' and master:
-    meta_of_rows()
+    new_rows = max_iters * batch_size * gradient_accumulation_steps if init_from == 'scratch' else 1 # a resumed run keeps its rows
+    make_synth(block_size, eval_lens, max(1, new_rows), eval_iters, eval_rows)
 if ddp:
     dist.barrier()
 meta = load_meta(dataset)
@@ -153,17 +137,26 @@ row_len = block_size + 1 if is_rows else None
 if is_rows and meta['row_len'] != row_len:
     fail(f"data set {dataset!r} has rows of {meta['row_len']} tokens, but block_size={block_size} needs {row_len}: "
          f"python data/synth/prepare.py --name={dataset} --L={block_size}, or --block_size={meta['row_len'] - 1}")
-test_split = None if is_rows else 'test' if os.path.exists(os.path.join(data_dir(dataset), 'test.bin')) else 'val'
-sizes = {split: check_tokens(dataset, split, meta, row_len) for split in ('train', 'val')}
-if is_rows:
-    for T in eval_lens:
-        check_tokens(dataset, f'test_{T}', meta, T + 1)
-else:
+test_split = 'test' if os.path.exists(os.path.join(data_dir(dataset), 'test.bin')) else 'val' # of a text
+if is_rows: # mapped once: another run may make other sizes meanwhile
+    rows = {split: load_tokens(dataset, split, meta, row_len) for split in ('train', 'val')}
+    rows |= {T: load_tokens(dataset, f'test_{T}', meta, T + 1) for T in eval_lens}
+sizes = {split: check_tokens(dataset, split, meta) for split in ('train', 'val')}
+if not is_rows:
     sizes[test_split] = check_tokens(dataset, test_split, meta)
-    for split, need in (('train', block_size), ('val', block_size), (test_split, max(eval_lens))):
-        if sizes[split] < need + 1:
+    for split, setting, need in (('train', 'block_size', block_size), ('val', 'block_size', block_size), (test_split, 'eval_lens', max(eval_lens))):
+        if sizes[split] <= need:
             fail(f"data/{dataset}/{split}.bin has {sizes[split]:,} tokens, but a window of {need} and its target need {need + 1:,}: "
-                 f"use a longer text, or a smaller --{'block_size' if need == block_size else 'eval_lens'}")
+                 f"use a longer text or a smaller {setting}")
+
+# what identifies this run's row in results.csv: the settings that can change a number, at any commit; the data; the seed
+ignore = ('out_dir results seed init_from eval_only skip_done log_interval wandb_log wandb_project wandb_run_name always_save_checkpoint save_best '
+          'eval_interval device compile backend').split()
+run_id = dict(config_hash=config_hash(config, ignore), data_checksum=(meta.get('checksums') or {}).get('train', ''), seed=seed)
+if skip_done and (done := find_row(results, **run_id)):
+    say('this run is in the results already')
+    say(json.dumps(done | json.loads(done['metrics']) | {'val_loss': float(done['val_loss']), 'metrics': None, 'scores': None}))
+    sys.exit()
 
 def get_batch(it, micro):
     """
@@ -171,30 +164,26 @@ def get_batch(it, micro):
     A pure function of (seed, it, micro): any encoding sees the same batches, a resumed run goes on with the next, and the
     micro-batches can be shared out over processes. Rows come in a shuffled order, none twice within an epoch.
     """
-    tokens = load_tokens(dataset, 'train', meta, row_len)
     if is_rows:
-        epoch, first = divmod((it * gradient_accumulation_steps + micro) * batch_size, len(tokens))
-        if epoch not in orders:
-            orders.clear()
-            orders.update({e: np.random.default_rng([seed, 1, e]).permutation(len(tokens)) for e in (epoch, epoch + 1)})
-        rows = np.concatenate((orders[epoch], orders[epoch + 1])).take(range(first, first + batch_size), mode='wrap')
-        batch, n = tokens[np.sort(rows)], 1
+        n, N = (it * gradient_accumulation_steps + micro) * batch_size + np.arange(batch_size), len(rows['train'])
+        order = {epoch: np.random.default_rng([seed, 1, epoch]).permutation(N) for epoch in set(n // N)}
+        batch, targets = rows['train'][[order[k // N][k % N] for k in n]], 1
     else:
+        tokens, targets = load_tokens(dataset, 'train', meta), block_size
         starts = np.random.default_rng([seed, 1, it, micro]).integers(0, len(tokens) - block_size, batch_size)
-        batch, n = np.stack([tokens[s:s + block_size + 1] for s in starts]), block_size
+        batch = np.stack([tokens[s:s + block_size + 1] for s in starts])
     batch = torch.from_numpy(batch.astype(np.int64))
     if 'cuda' in device:
         batch = batch.pin_memory().to(device, non_blocking=True)
     batch = batch.to(device)
-    return batch[:, :-1], batch[:, -n:]
-orders = {}
+    return batch[:, :-1], batch[:, -targets:]
 
 def evaluate():
     """Validation loss in nats over the first eval_iters rows, or as many windows spread evenly over the text."""
     model.eval()
     raw_model.choose_paths(block_size)
     if is_rows:
-        losses, _ = score_rows(model, load_tokens(dataset, 'val', meta, row_len)[:eval_iters], device, context)
+        losses, _ = score_rows(model, rows['val'][:eval_iters], device, context)
     else:
         n = min(eval_iters, (sizes['val'] - 1) // block_size)
         ends = np.linspace(block_size + 1, sizes['val'], n).astype(np.int64)
@@ -211,10 +200,11 @@ def evaluate_lengths():
         reference = reference_accuracies(raw_model.config, meta, eval_lens) if 'kernel' in meta else {}
         say(f"\n{'T':>6} {'T/L':>5} {'accuracy':>9}  {'95% interval':>12} {'rows':>6}   single-kernel reference")
         for T in eval_lens:
-            _, right = score_rows(raw_model, load_tokens(dataset, f'test_{T}', meta, T + 1)[:eval_rows], device, context)
+            _, right = score_rows(raw_model, rows[T][:eval_rows], device, context)
             lo, hi = wilson(right.sum(), len(right))
             metrics |= {f'acc_{T}': right.mean(), f'acc_{T}_lo': lo, f'acc_{T}_hi': hi}
             scores[f'acc_{T}'] = right
+            metrics |= {f'ref_{T}': reference[T]} if T in reference else {}
             ref = f'{reference[T]:.3f}' if T in reference else 'n/a'
             say(f"{T:6} {T / block_size:5g} {right.mean():9.3f}  {lo:.3f}-{hi:.3f} {len(right):7,}   {ref}")
     else: # windows end at the same places for every length, so that the same targets are scored
@@ -274,6 +264,14 @@ if init_from == 'resume':
     scaler.load_state_dict(checkpoint['scaler'])
     checkpoint = None # free its memory
 model = torch.compile(raw_model) if compile else raw_model
+if compile: # try it out: a missing compiler shows at the first step
+    try:
+        with context:
+            model(*get_batch(0, rank))[1].backward()
+    except Exception as e:
+        say(f"torch.compile failed ({type(e).__name__}: {str(e).strip().splitlines()[0]}); going on in eager mode")
+        model, compile = raw_model, False
+    raw_model.zero_grad(set_to_none=True)
 if ddp:
     model = DDP(model, device_ids=[device] if 'cuda' in device else None)
 
@@ -286,13 +284,17 @@ say(f"{n_params:,} parameters; " + ', '.join(f"{g['name']}: {sum(p.numel() for p
 accumulation = gradient_accumulation_steps // world
 tokens_per_iter = gradient_accumulation_steps * batch_size * block_size
 say(f"data/{dataset}: {sizes['train']:,} {'rows' if is_rows else 'tokens'} to train on; {tokens_per_iter:,} tokens per iteration")
-if not eval_only and not always_save_checkpoint and not save_best:
-    say('note: always_save_checkpoint=False and save_best=False: ckpt.pt is written only when the validation loss improves')
+if max_iters == 0 and not eval_only:
+    say('note: max_iters=0: nothing is trained and no checkpoint is written')
 
 if master:
-    os.makedirs(out_dir, exist_ok=True)
+    try:
+        os.makedirs(out_dir, exist_ok=True)
+        open(log_path, 'a').close()
+    except OSError as e:
+        fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
     kept = []
-    if init_from == 'resume' and os.path.exists(log_path): # drop what the log holds beyond the checkpoint
+    if init_from == 'resume': # drop what the log holds beyond the checkpoint
         with open(log_path, encoding='utf-8') as f:
             kept = [line for line in f if line.endswith('\n') and json.loads(line)['iter'] < iter_num]
     if not eval_only:
@@ -309,10 +311,13 @@ def log(**values):
         if wandb_log:
             wandb.log(values, step=values['iter'])
 
-def checkpoint_now():
+def save(path):
     """Everything that the rest of the run depends on. Batches and dropout are functions of (seed, iteration): no RNG state."""
-    return dict(model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), model_args=asdict(raw_model.config),
-                config=config, iter_num=iter_num, best_val_loss=best_val_loss, seconds=seconds_before + time.time() - start, data=meta.get('checksums'))
+    if master:
+        save_checkpoint(path, dict(
+            model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), model_args=asdict(raw_model.config),
+            config=config, iter_num=iter_num, best_val_loss=best_val_loss,
+            seconds=seconds_before + time.time() - start, data=meta.get('checksums'), encoding=meta.get('encoding', 'bits')))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):
@@ -327,6 +332,13 @@ def on_signal(number, frame):
     caught.append(number)
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, on_signal)
+
+def stop_asked():
+    """Has any process caught a signal? All must leave at the same iteration."""
+    flag = torch.tensor(len(caught), device=device)
+    if ddp:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return flag.item() > 0 if ddp else bool(caught)
 
 start = time.time()
 val_loss = lr = float('nan')
@@ -345,12 +357,12 @@ while not eval_only:
         stop_if_not_finite('validation loss', val_loss)
         say(f"iter {iter_num}: val loss {val_loss:.4f}")
         log(iter=iter_num, val_loss=val_loss, lr=lr)
-        improved, best_val_loss = val_loss < best_val_loss, min(val_loss, best_val_loss)
-        if master and iter_num > 0:
+        if iter_num > 0: # an untrained model is no result to keep
+            improved, best_val_loss = val_loss < best_val_loss, min(val_loss, best_val_loss)
             if always_save_checkpoint or improved:
-                save_checkpoint(ckpt_path, checkpoint_now())
+                save(ckpt_path)
             if save_best and improved:
-                save_checkpoint(best_path, checkpoint_now())
+                save(best_path)
         t0, it0 = time.time(), iter_num # an evaluation is no part of the iteration times
     if last:
         break
@@ -365,9 +377,8 @@ while not eval_only:
             with context:
                 _, loss = model(x, y)
             scaler.scale(loss / accumulation).backward()
-    if grad_clip > 0:
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip)
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -376,6 +387,8 @@ while not eval_only:
     if iter_num % log_interval == 0 or iter_num == max_iters - 1:
         value = loss.item() # of the last micro-batch; waits for the device
         stop_if_not_finite('training loss', value)
+        if dtype != 'float16': # its scaler meets infinite gradients, and skips them
+            stop_if_not_finite('gradient norm', norm.item())
         dt = (time.time() - t0) / (iter_num + 1 - it0)
         tokens_per_s = tokens_per_iter / dt
         mfu = raw_model.estimate_mfu(tokens_per_s / world, torch.cuda.get_device_name(), dtype) if 'cuda' in device else None
@@ -384,12 +397,11 @@ while not eval_only:
         log(iter=iter_num, loss=value, lr=lr, ms=round(dt * 1e3, 1), tokens_per_s=round(tokens_per_s))
         t0, it0 = time.time(), iter_num + 1
     iter_num += 1
-    if caught:
+    if stop_asked():
         stop_if_not_finite('training loss', loss.item())
-        if master:
-            save_checkpoint(ckpt_path, checkpoint_now())
+        save(ckpt_path)
         say(f"stopped by {signal.Signals(caught[0]).name} after iteration {iter_num - 1}; {ckpt_path} is saved, --init_from=resume goes on")
-        sys.exit(128 + caught[0])
+        sys.exit(128 + caught[0] if caught else 0)
 
 # measure at every length; the row of results.csv
 if master:
@@ -397,19 +409,17 @@ if master:
         val_loss = evaluate()
     train_seconds = seconds_before + time.time() - start
     metrics, scores = evaluate_lengths()
-    replace_file(os.path.join(out_dir, 'scores.npz'), lambda f: np.savez_compressed(f, **scores))
     c = raw_model.config
-    ignore = ('out_dir results seed init_from eval_only log_interval wandb_log wandb_project wandb_run_name always_save_checkpoint save_best '
-              'eval_interval device compile backend').split()
-    row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), config_hash=config_hash(config, ignore),
-               dataset=dataset, data_checksum=(meta.get('checksums') or {}).get('train', ''))
+    row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), **run_id, dataset=dataset, note=meta.get('note', ''))
     row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name.startswith('pos')} # read back from the model
-    row |= dict(pos_lr_mult=pos_lr_mult, seed=seed, n_layer=c.n_layer, block_size=c.block_size, params=n_params, pos_params=n_pos, iters=iter_num,
+    row |= dict(pos_lr_mult=pos_lr_mult, n_layer=c.n_layer, block_size=c.block_size, params=n_params, pos_params=n_pos, iters=iter_num,
                 learning_rate=learning_rate, weight_decay=weight_decay, tokens_per_s=round(iter_num * tokens_per_iter / max(train_seconds, 1e-9)),
                 device=torch.cuda.get_device_name() if 'cuda' in device else device, dtype=dtype, torch=torch.__version__,
                 train_seconds=round(train_seconds, 1), wall_seconds=round(seconds_before + time.time() - start, 1), val_loss=round(val_loss, 6))
-    append_row(results, row | {'metrics': json.dumps(metrics)})
-    print(f"row appended to {results}")
+    again = init_from == 'resume' and find_row(results, **run_id, iters=iter_num)
+    if not again and not eval_only: # a finished run that is resumed has its row
+        append_row(results, row | dict(metrics=json.dumps(metrics), scores=json.dumps({k: pack(v) for k, v in scores.items()})))
+        print(f"row appended to {results}")
     print(json.dumps(row | metrics))
 if ddp:
     dist.destroy_process_group()
