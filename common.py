@@ -24,6 +24,16 @@ def fail(message):
     print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
     sys.exit(1)
 
+def out_of_memory_in_one_line(kind, error, traceback):
+    if kind is MemoryError or isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        fail_text = str(error).strip().splitlines() or ['']
+        print(f"{os.path.basename(sys.argv[0])}: out of memory ({fail_text[0][:120]}): try a smaller batch_size, block_size, eval_lens or model",
+              file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+sys.excepthook = out_of_memory_in_one_line
+
 # -----------------------------------------------------------------------------
 # device
 
@@ -39,7 +49,7 @@ def choose_device(device, dtype, compile):
         usage(f"device={device!r}: expected cpu, cuda, cuda:N or mps")
     if kind == 'cuda' and not torch.cuda.is_available() or kind == 'mps' and not mps:
         usage(f"device={device!r}: this torch ({torch.__version__}) sees no {kind} device; leave out --device to let it choose")
-    if kind == 'cuda' and ':' in device and not 0 <= int(device.split(':')[1]) < torch.cuda.device_count():
+    if kind == 'cuda' and ':' in device and device not in [f'cuda:{n}' for n in range(torch.cuda.device_count())]:
         usage(f"device={device!r}: this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     bf16 = kind == 'cuda' and torch.cuda.is_bf16_supported()
     dtype = dtype or ('bfloat16' if bf16 else 'float32')
@@ -71,7 +81,7 @@ def load_meta(name):
     try:
         with open(path, encoding='utf-8') as f:
             meta = json.load(f)
-        ok = meta['kind'] in ('stream', 'rows') and meta['dtype'] in ('uint8', 'uint16', 'uint32') and meta['vocab_size'] >= 1
+        ok = isinstance(meta, dict) and meta['kind'] in ('stream', 'rows') and meta['dtype'] in ('uint8', 'uint16', 'uint32') and meta['vocab_size'] >= 1
         ok = ok and (meta['kind'] == 'stream' or meta['row_len'] >= 3)
     except (ValueError, KeyError, TypeError, OSError):
         ok = False

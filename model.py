@@ -563,8 +563,9 @@ class GPT(nn.Module):
         self.choose_paths(T + n)
         out = F.pad(idx, (0, n))
         room = config.block_size if config.pos == 'learned' else T + n
-        weight = self.lm_head.weight
-        cache = [KVCache(B, config.n_head, room, config.n_embd // config.n_head, idx.device, weight.dtype) for _ in self.transformer.h]
+        kind = idx.device.type # autocast makes keys and values half precision, whatever the weights are
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.lm_head.weight.dtype
+        cache = [KVCache(B, config.n_head, room, config.n_embd // config.n_head, idx.device, dtype) for _ in self.transformer.h]
         for t in range(T, T + n):
             if t > room:
                 logits, _ = self(out[:, t - room:t])

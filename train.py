@@ -92,11 +92,12 @@ compile: bool | None = None # torch.compile the model; None: on CUDA only
 backend = '' # DDP: '' is nccl on CUDA, gloo on CPU
 # -----------------------------------------------------------------------------
 config = configure(globals(), {
-    'x >= 1': 'eval_interval log_interval eval_iters eval_rows gradient_accumulation_steps batch_size block_size n_layer n_head n_embd mlp_ratio pos_order',
-    'x >= 0': 'eval_targets max_iters weight_decay grad_clip warmup_iters lr_decay_iters min_lr pos_lr_mult pos_gamma0 pos_c seed',
-    'x > 0': 'learning_rate pos_eta_max', 'x > 1': 'pos_theta', '0 <= x < 1': 'dropout beta1 beta2',
+    '1 <= x <= 10**6': 'eval_iters eval_rows gradient_accumulation_steps batch_size block_size n_layer n_head n_embd mlp_ratio pos_order',
+    '1 <= x <= 10**9': 'eval_interval log_interval', '0 <= x <= 10**9': 'eval_targets max_iters warmup_iters lr_decay_iters seed',
+    'x >= 0': 'weight_decay grad_clip min_lr pos_lr_mult', 'x > 0': 'learning_rate', '0 <= x < 1': 'dropout beta1 beta2',
+    'x > 1': 'pos_theta', '0 <= x <= 10**3': 'pos_gamma0', '0 <= x <= 10**6': 'pos_c', '0 < x <= 10**3': 'pos_eta_max',
     "x in ('scratch', 'resume')": 'init_from', "x in ('fast', 'full')": 'pos_grid', "x in ('', 'nccl', 'gloo')": 'backend',
-    "x != ''": 'out_dir dataset pos', 'all(n >= 2 for n in x)': 'eval_lens'})
+    "x != ''": 'out_dir dataset pos', 'all(2 <= n <= 10**6 for n in x)': 'eval_lens'})
 lr_decay_iters = max_iters if lr_decay_iters is None else lr_decay_iters
 min_lr = learning_rate / 10 if min_lr is None else min_lr
 results = results or os.path.join(os.path.dirname(os.path.abspath(out_dir)), 'results.csv')
@@ -317,7 +318,7 @@ def save(path):
         save_checkpoint(path, dict(
             model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), model_args=asdict(raw_model.config),
             config=config, iter_num=iter_num, best_val_loss=best_val_loss,
-            seconds=seconds_before + time.time() - start, data=meta.get('checksums'), encoding=meta.get('encoding', 'bits')))
+            seconds=seconds_before + time.time() - start, data=meta.get('checksums'), encoding='bits' if is_rows else meta.get('encoding', 'bytes')))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):

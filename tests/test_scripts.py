@@ -11,6 +11,7 @@ import os
 import random
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -112,7 +113,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(repo, tmp_path, capfd, mon
     status, g, *_ = train_here(repo, capfd, monkeypatch, *TINY, '--pos=damped', '--max_iters=2', f'--out_dir={tmp_path}/o')
     common = sys.modules['common']
     results = []
-    for tokens in (16, 1000, 16384):
+    for tokens in (200, 1000, 16384):
         monkeypatch.setattr(common, 'TOKENS_PER_FORWARD', tokens)
         results.append(common.score_rows(g['raw_model'], g['rows'][64], 'cpu', g['context'])[0])
     assert np.allclose(results[0], results[1], atol=1e-5) and np.allclose(results[0], results[2], atol=1e-5)
@@ -241,7 +242,8 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(repo, tmp_path, capf
     flags = [*TINY, f'--out_dir={tmp_path}/o', '--eval_lens=16', '--eval_interval=2', '--grad_clip=0', '--warmup_iters=0']
     assert train_here(repo, capfd, monkeypatch, *flags, '--max_iters=2')[0] == 0
     before = (tmp_path / 'o' / 'ckpt.pt').read_bytes()
-    monkeypatch.setattr(torch.nn.functional, 'cross_entropy', lambda x, y, **k: x.sum() * float('nan'))
+    cross_entropy = torch.nn.functional.cross_entropy
+    monkeypatch.setattr(torch.nn.functional, 'cross_entropy', lambda x, y, **k: cross_entropy(x, y, **k) * (1 if 'reduction' in k else float('nan')))
     status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, '--max_iters=9')
     assert_refused(status, err, 'nan at iteration', 'lr', 'float32', code=1)
     assert (tmp_path / 'o' / 'ckpt.pt').read_bytes() == before
@@ -310,7 +312,7 @@ def test_spellings_that_work(repo, tmp_path, capfd, monkeypatch):
     assert status == 0, err
     c = g['config']
     assert (c['pos'], c['learning_rate'], c['batch_size'], c['eval_lens'], c['wandb_project']) == ('nope', 1.0, 4, (16, 32), 'a=b')
-    assert (c['eval_iters'], c['pos_gamma0'], c['bias'], c['decay_lr'], c['wandb_run_name']) == (100, None, True, False, 'x48')
+    assert (c['eval_iters'], c['pos_gamma0'], c['bias'], c['decay_lr'], c['wandb_run_name']) == (100, None, True, False, 'x8.0')
     assert type(c['learning_rate']) is float and type(c['eval_iters']) is int
 
 @pytest.mark.parametrize('text, words', [
@@ -341,3 +343,169 @@ def test_fuzzed_flags_never_end_in_a_traceback(repo, tmp_path, capfd, monkeypatc
             assert type(config['a']) is int and type(config['b']) is float and type(config['c']) is bool and config['a'] >= 0
         except SystemExit as e:
             assert_refused(e.code, capfd.readouterr().err)
+
+# -----------------------------------------------------------------------------
+# machines
+
+def test_device_choice_by_what_there_is(repo, monkeypatch, capfd):
+    """cuda before mps before cpu; bfloat16 only where it is supported; compile on CUDA only; asking for what is not there is one line."""
+    monkeypatch.syspath_prepend(str(repo))
+    import common
+    def machine(cuda, mps, bf16=True):
+        monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda)
+        monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda: bf16)
+        monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+        monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: mps)
+    for (cuda, mps, bf16), chosen in {(True, True, True): ('cuda', 'bfloat16', True), (True, False, False): ('cuda', 'float32', True),
+                                      (False, True, True): ('mps', 'float32', False), (False, False, True): ('cpu', 'float32', False)}.items():
+        machine(cuda, mps, bf16)
+        assert common.choose_device('', '', None) == chosen
+    machine(True, False)
+    assert common.choose_device('cuda:1', 'float16', False) == ('cuda:1', 'float16', False)
+    for args in (('cuda:2', '', None), ('cuda:x', '', None), ('mps', '', None), ('gpu', '', None), ('cpu', 'float16', None), ('', 'float64', None)):
+        with pytest.raises(SystemExit) as e:
+            common.choose_device(*args)
+        assert_refused(e.value.code, capfd.readouterr().err, args[0] or args[1])
+
+def test_compile_that_fails_falls_back_to_eager_with_one_line(repo, tmp_path, capfd, monkeypatch):
+    def broken(model):
+        def forward(*args):
+            raise RuntimeError('no C++ compiler')
+        return forward
+    monkeypatch.setattr(torch, 'compile', broken)
+    status, g, out, err = train_here(repo, capfd, monkeypatch, *TINY, '--pos=rope', '--max_iters=2', '--compile=True', '--eval_lens=16', f'--out_dir={tmp_path}/o')
+    assert status == 0, err
+    assert 'no C++ compiler' in out and 'eager' in out and json.loads(out.splitlines()[-1])['iters'] == 2
+
+def test_an_out_dir_that_cannot_be_is_one_line(repo, tmp_path, capfd, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    status, _, out, err = train_here(repo, capfd, monkeypatch, *TINY, '--pos=rope', f'--out_dir={tmp_path}/file/o')
+    assert_refused(status, err, 'out_dir', 'another --out_dir', code=1)
+
+def test_c_locale_and_no_home(repo, tmp_path):
+    run(repo, 'train.py', *TINY, '--max_iters=1', '--eval_lens=16', cwd=tmp_path, LC_ALL='C', PYTHONUTF8='0', HOME='/nonexistent')
+
+# -----------------------------------------------------------------------------
+# data
+
+def stream(repo, name, train=range(0, 200), val=range(0, 200), dtype='uint8', **meta):
+    """A text data set of the repo's copy, with whatever faults."""
+    folder = os.path.join(repo, 'data', name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    for split, tokens in (('train', train), ('val', val)):
+        np.array(list(tokens)).astype(dtype).tofile(os.path.join(folder, f'{split}.bin'))
+    with open(os.path.join(folder, 'meta.json'), 'w') as f:
+        json.dump(dict(kind='stream', vocab_size=256, dtype=dtype) | meta, f)
+    return folder
+
+def test_faulty_data_is_one_line(repo, tmp_path, capfd, monkeypatch):
+    flags = [*TINY, '--pos=rope', '--max_iters=1', '--dataset=t', '--eval_lens=16,64', f'--out_dir={tmp_path}/o']
+    def refused(*words, flags=flags):
+        status, _, out, err = train_here(repo, capfd, monkeypatch, *flags)
+        assert_refused(status, err, *words, code=1)
+    refused('none', 'meta.json', flags=[*flags, '--dataset=none'])
+    stream(repo, 't', train=range(16)); refused('train.bin', '16 tokens', '17', 'block_size') # one token too short
+    stream(repo, 't', val=range(64)); refused('val.bin', '64 tokens', '65', 'eval_lens')
+    stream(repo, 't', train=[]); refused('train.bin', 'empty')
+    stream(repo, 't', vocab_size=100); refused('train.bin', 'token 199', 'vocabulary of 100')
+    folder = stream(repo, 't', dtype='uint16'); open(os.path.join(folder, 'val.bin'), 'ab').write(b'x'); refused('val.bin', '401 bytes', '2-byte')
+    folder = stream(repo, 't'); os.remove(os.path.join(folder, 'val.bin')); refused('val.bin', 'missing')
+    for damage in ('', '{', '[]', '{"kind": "stream"}', '{"kind": "stream", "vocab_size": "x", "dtype": "uint8"}', '{"kind": "rows", "vocab_size": 3, "dtype": "uint8"}'):
+        folder = stream(repo, 't')
+        with open(os.path.join(folder, 'meta.json'), 'w') as f:
+            f.write(damage)
+        refused('meta.json', 'damaged')
+    stream(repo, 't')
+    status, g, out, err = train_here(repo, capfd, monkeypatch, *flags)
+    assert status == 0, err
+    stream(repo, 't', vocab_size=300, dtype='uint16') # the checkpoint's vocabulary is another
+    status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, '--init_from=resume', '--max_iters=2')
+    assert_refused(status, err, 'vocab_size', '256', '300')
+
+def test_random_data_sets_never_end_in_a_traceback(repo, tmp_path, capfd, monkeypatch):
+    rng = np.random.default_rng(0)
+    for _ in range(25):
+        stream(repo, 't', rng.integers(0, 256, rng.integers(0, 60)), rng.integers(0, 256, rng.integers(0, 60)), rng.choice(['uint8', 'uint16']), vocab_size=int(rng.integers(200, 300)))
+        status, _, out, err = train_here(repo, capfd, monkeypatch, *TINY, '--pos=rope', '--max_iters=1', '--dataset=t', '--eval_lens=16,32', f'--out_dir={tmp_path}/o')
+        if status:
+            assert_refused(status, err, 't/', code=1)
+
+def test_text_scores_the_same_targets_at_every_length(repo, tmp_path, capfd, monkeypatch):
+    """A model that ignores its context has the same bits per byte at every length: longer is not easier."""
+    rng = np.random.default_rng(0)
+    stream(repo, 't', rng.integers(0, 256, 4000), np.sort(rng.integers(0, 256, 4000))) # the text gets 'harder' towards its end
+    with open(os.path.join(repo, 'model.py')) as f:
+        source = f.read()
+    status, g, out, err = train_here(repo, capfd, monkeypatch, *TINY, '--pos=nope', '--max_iters=1', '--dataset=t', f'--out_dir={tmp_path}/o')
+    with torch.no_grad():
+        for block in g['raw_model'].transformer.h:
+            block.attn.c_proj.weight.zero_()                               # no attention: a function of the last byte alone
+    metrics, _ = g['evaluate_lengths']()
+    values = [metrics[f'bpb_{T}'] for T in (16, 32, 64, 128)]
+    assert max(values) - min(values) < 1e-5 and values[0] > 0
+
+# -----------------------------------------------------------------------------
+# ablate.py and the README
+
+def test_ablate_runs_skips_and_reports(repo, tmp_path):
+    flags = ['config/smoke.py', *TINY, '--pos=rope,damped:pos_c=1', '--seeds=0,1', '--max_iters=2', '--plot=False']
+    first = run(repo, 'ablate.py', *flags, cwd=tmp_path, timeout=300)
+    report = json.loads(first.splitlines()[-1])['encodings']
+    assert set(report) == {'rope', 'damped'} and report['damped']['n'] == 2
+    assert report['damped']['acc_16_vs_base']['verdict'] in ('better', 'worse', 'noise')
+    rows = (tmp_path / 'out-ablate' / 'results.csv').read_text()
+    assert json.loads(run(repo, 'ablate.py', *flags, cwd=tmp_path, timeout=300).splitlines()[-1])['encodings'] == report
+    assert (tmp_path / 'out-ablate' / 'results.csv').read_text() == rows # nothing ran twice
+    markdown = run(repo, 'ablate.py', '--report=out-ablate/results.csv', '--markdown=True', '--plot=False', '--baseline=damped', cwd=tmp_path)
+    assert '| rope | ' in markdown and json.loads(markdown.splitlines()[-1])['encodings']['rope']['acc_128_vs_base']['verdict']
+    assert_refused((p := run(repo, 'ablate.py', 'config/smoke.py', cwd=tmp_path, ok=False)).returncode, p.stderr, '--pos')
+    assert_refused((p := run(repo, 'ablate.py', '--report=none.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'none.csv', code=1)
+
+README = open(os.path.join(ROOT, 'README.md'), encoding='utf-8').read()
+
+def test_readme_commands(repo, tmp_path):
+    """Every command of the README runs as it stands, but for sizes, the set-up, and what needs a network."""
+    lines = [l.split('#')[0].strip() for block in re.findall(r'```sh\n(.*?)```', README, flags=re.S) for l in block.splitlines()]
+    commands = [l.split('&&')[-1].strip().removeprefix('.venv/bin/') for l in lines]
+    assert commands[0] == 'python train.py config/synth_jordan.py' and commands[1] == 'python -m pytest -q tests'
+    for l in lines[:2]:
+        assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
+    (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
+    small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope,jordan_stabilized'],
+             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help']}
+    for command in commands:
+        words = shlex.split(command)
+        if words[:3] == ['python', '-m', 'pytest']:
+            continue # this is it
+        if words[0] == 'torchrun':
+            words = ['python', '-m', 'torch.distributed.run', '--nproc_per_node=2', *words[2:]] + ['--gradient_accumulation_steps=2']
+        script = next(w for w in words if w.endswith('.py'))
+        words = [sys.executable if w == 'python' else os.path.join(repo, w) if w == script else w for w in words] + small.get(script, [])
+        p = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=os.environ | {'OMP_NUM_THREADS': '1'})
+        assert p.returncode == 0, f'{command}\n{p.stderr[-3000:]}'
+
+def test_readme_snippet_of_an_encoding_in_another_gpt(monkeypatch):
+    snippet, _ = re.findall(r'```python\n(.*?)```', README, flags=re.S)
+    monkeypatch.syspath_prepend(ROOT)
+    names = {}
+    exec(snippet, names)
+    logits = names['pos'].logits(names['q'], names['k'], names['t'], names['t']).masked_fill(names['t'][:, None] < names['t'], -float('inf'))
+    assert torch.allclose(names['y'], logits.softmax(-1) @ names['v'], atol=1e-5)
+
+def test_readme_encoding_in_ten_lines_trains(repo, tmp_path):
+    """The class of the README, put into model.py where it says, keeps the contract and trains."""
+    _, snippet = re.findall(r'```python\n(.*?)```', README, flags=re.S)
+    copy = tmp_path / 'copy'
+    shutil.copytree(repo, copy)
+    source = (copy / 'model.py').read_text()
+    at = source.index('def make_pos(config):')
+    (copy / 'model.py').write_text(source[:at] + snippet + '\n' + source[at:])
+    row = json.loads(run(copy, 'train.py', *TINY, '--pos=jordan_log+alibi', '--max_iters=3', cwd=tmp_path).splitlines()[-1])
+    assert row['pos'] == 'jordan_log+alibi' and row['pos_params'] > 0
+    code = ("import torch, math; from model import *; pos = make_pos(GPTConfig(block_size=32, n_head=2, n_embd=16, pos='jordan_log', pos_eta0=.05)).double()\n"
+            "q, k, v = torch.randn(3, 1, 2, 50, 8, dtype=torch.float64); t = torch.arange(50)\n"
+            "y = pos.attend(pos.rotate(q, t), pos.rotate(k, t), v, t, t)\n"
+            "assert (y - pos.logits(q, k, t, t).masked_fill(t[:, None] < t, -math.inf).softmax(-1) @ v).abs().max() < 1e-12\n"
+            "assert (pos.logits(q, k, t, t) - pos.logits(q, k, t + 999, t + 999)).abs().max() < 1e-9")
+    subprocess.run([sys.executable, '-c', code], cwd=copy, check=True)

@@ -15,12 +15,13 @@ data/<name>. train.py runs this by itself when files are missing or have other s
 import os
 import sys
 import json
+import signal
 import hashlib
 
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
-from common import KERNELS, data_dir, replace_file
+from common import KERNELS, data_dir, fail, replace_file
 from configurator import configure, usage
 
 # -----------------------------------------------------------------------------
@@ -42,7 +43,6 @@ test_lens = test_lens or (L, 2 * L, 4 * L, 8 * L)
 if min(test_lens) < 2:
     usage(f"test_lens={','.join(map(str, test_lens))}: expected lengths >= 2")
 folder = data_dir(name)
-os.makedirs(folder, exist_ok=True)
 
 def write_rows(split, stream, T, n):
     """n rows of T+1 tokens from their own random stream. Returns their checksum and the share of answers that are 1."""
@@ -63,12 +63,16 @@ def write_rows(split, stream, T, n):
     return sha.hexdigest()[:16]
 
 # meta.json goes first and comes back last: an interrupted run leaves a data set that is visibly unfinished
+signal.signal(signal.SIGINT, lambda *_: (print('prepare.py: interrupted; run it again', file=sys.stderr), sys.exit(130)))
 meta_path = os.path.join(folder, 'meta.json')
-if os.path.exists(meta_path):
-    os.remove(meta_path)
-sums = {'train': write_rows('train', (0, L), L, train_rows), 'val': write_rows('val', (1, L), L, val_rows)}
-for T in test_lens:
-    sums[f'test_{T}'] = write_rows(f'test_{T}', (2, T), T, test_rows)
-meta = dict(kind='rows', vocab_size=3, dtype='uint8', row_len=L + 1, L=L, kernel=kernel, omega=omega, test_lens=list(test_lens),
-            train_rows=train_rows, val_rows=val_rows, test_rows=test_rows, data_seed=data_seed, checksums=sums)
-replace_file(meta_path, lambda f: f.write(json.dumps(meta, indent=1).encode()))
+try:
+    os.makedirs(folder, exist_ok=True)
+    if os.path.exists(meta_path):
+        os.remove(meta_path)
+    sums = {'train': write_rows('train', (0, L), L, train_rows), 'val': write_rows('val', (1, L), L, val_rows)}
+    sums |= {f'test_{T}': write_rows(f'test_{T}', (2, T), T, test_rows) for T in test_lens}
+    meta = dict(kind='rows', vocab_size=3, dtype='uint8', row_len=L + 1, L=L, kernel=kernel, omega=omega, test_lens=list(test_lens),
+                train_rows=train_rows, val_rows=val_rows, test_rows=test_rows, data_seed=data_seed, checksums=sums)
+    replace_file(meta_path, lambda f: f.write(json.dumps(meta, indent=1).encode()))
+except OSError as e:
+    fail(f"data/{name} cannot be written ({e.strerror}): make room there and run this again")

@@ -83,28 +83,28 @@ for s, n in bytes_of.items():
         usage(f"the {s} split would have {n} byte{'s' * (n != 1)} of text, too short to learn from: use a longer text"
               + (', or give --val' if not val else ''))
 
-def read(pieces):
-    """(path, offset, block) of the text, a megabyte at a time."""
-    for path, start, stop in pieces:
-        with open(path, 'rb') as f:
-            f.seek(start)
-            while start < stop:
-                block = f.read(min(2**20, stop - start))
-                if not block:
-                    fail(f"{path}: became shorter while it was read")
-                yield path, start, block
-                start += len(block)
+def read(path, start, stop):
+    """Bytes start..stop of a file, a megabyte at a time."""
+    with open(path, 'rb') as f:
+        f.seek(start)
+        while start < stop:
+            block = f.read(min(2**20, stop - start))
+            if not block:
+                fail(f"{path}: became shorter while it was read")
+            start += len(block)
+            yield block
 
 def characters(pieces):
-    """The text as str, a piece at a time; each file is UTF-8 by itself."""
-    decoder, before, ahead = codecs.getincrementaldecoder('utf-8')(), None, 0
-    for path, start, block in read(pieces):
-        final = start + len(block) == max(b for p, _, b in pieces if p == path)
-        try:
-            yield decoder.decode(block, final)
-        except UnicodeDecodeError as e:
-            ahead = len(e.object) - len(block) # bytes of a character that began in the block before
-            fail(f"{path}: byte {start - ahead + e.start:,} is not UTF-8 ({e.reason}), which BPE needs: leave out --bpe for bytes, or convert the file")
+    """The text as str, a megabyte at a time; each file is UTF-8 by itself."""
+    for path, start, stop in pieces:
+        decoder, at = codecs.getincrementaldecoder('utf-8')(), start
+        for block in read(path, start, stop):
+            at += len(block)
+            try:
+                yield decoder.decode(block, final=at == stop)
+            except UnicodeDecodeError as e: # e.object: the block, after the bytes of a character that began before it
+                fail(f"{path}: byte {at - len(e.object) + e.start:,} is not UTF-8 ({e.reason}), which BPE needs: "
+                     f"leave out --bpe for bytes, or convert the file")
 
 def bpe_tokens(pieces):
     """
@@ -127,11 +127,11 @@ if bpe: # whatever can go wrong does so before anything is written
             pass
     blocks = {s: bpe_tokens(pieces) for s, pieces in splits.items()}
 else:
-    blocks = {s: (block for _, _, block in read(pieces)) for s, pieces in splits.items()}
+    blocks = {s: (block for piece in pieces for block in read(*piece)) for s, pieces in splits.items()}
 base = lambda paths: '+'.join(map(os.path.basename, paths))
 percent = f"{100 * (1 - val_fraction):g}%"
-note = f"{bpe or 'bytes'} " + (f"train={base(files)} val={base([val])}" if val else f"train={base(files)}[:{percent}] val={base(files)}[{percent}:]")
+note = f"{bpe or 'bytes'} train={base(files)}" + (f" val={base([val])}" if val else f"[:{percent}] val={base(files)}[{percent}:]")
 note += f" test={base([test])}" if test else ''
 write_stream(name, blocks, dict(kind='stream', vocab_size=50257 if bpe else 256, dtype='uint16' if bpe else 'uint8', encoding=bpe or 'bytes',
-                                source=[os.path.basename(p) for p in files + [val] * bool(val) + [test] * bool(test)], subset=False, note=note, bytes=bytes_of))
+                                source=[os.path.basename(p) for p in (*files, val, test) if p], subset=False, note=note, bytes=bytes_of))
 print(note)

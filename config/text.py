@@ -1,0 +1,22 @@
+# Your own text, as bytes, in minutes on a CPU:
+#
+#     python data/text/prepare.py FILE...
+#     python train.py config/text.py --pos=jordan_scaled+alibi
+#     python sample.py --out_dir=out-text
+#
+# A megabyte or two is enough for words and short phrases. Validation loss that rises again means too little text for max_iters:
+# best.pt (sample.py --checkpoint=best.pt) is the model before that. The same model as in wikitext_cpu.py, so its time is the same.
+out_dir = 'out-text'
+dataset = 'text'
+block_size = 256
+n_layer = 3
+n_head = 4
+n_embd = 128
+batch_size = 8
+learning_rate = 2e-3 # with few steps a high peak and a cosine go furthest
+max_iters = 1200
+warmup_iters = 100
+eval_interval = 200
+eval_iters = 128
+eval_rows = 256
+log_interval = 50
