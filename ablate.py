@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from common import COLORS, fail, row_label, unpack
-from configurator import ROOT, configure, usage
+from configurator import configure, usage
 
 # -----------------------------------------------------------------------------
 pos = '' # encodings, each perhaps with settings of its own: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.01:pos_eta_max=.05
@@ -53,7 +53,7 @@ def start_run(spec, seed, *more, results):
     name, *settings = spec.split(':')
     folder = re.sub(r'[^\w.+=-]', '_', '_'.join([spec, f's{seed}', *more])).replace('--', '')
     folder = os.path.join(out_dir, folder)
-    command = [sys.executable, os.path.join(ROOT, 'train.py'), *files, *theirs, *more, f'--pos={name}', *(f'--{s}' for s in settings),
+    command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'train.py'), *files, *theirs, *more, f'--pos={name}', *(f'--{s}' for s in settings),
                f'--seed={seed}', f'--out_dir={folder}', f'--results={results}', '--skip_done=True']
     if os.path.exists(os.path.join(folder, 'ckpt.pt')):
         command.append('--init_from=resume')

@@ -135,7 +135,8 @@ class Jordan(NoPE):
         super().__init__(config, alibi)
         self.s, self.L, self.rotary, self.theta, self.grid = s, config.block_size, rotary, config.pos_theta, config.pos_grid
         self.m = order or config.pos_order
-        self.separable, self.relative, self.cancels = s != 'tau(d)', s != 'tau(i)-tau(j)', s in ('d', 'tau(i)-tau(j)')
+        self.separable, self.relative = s != 'tau(d)', s != 'tau(i)-tau(j)'
+        self.cancels = s in ('d', 'tau(i)-tau(j)') or s == 'd/L' and self.m > 2
         self.check_size(config)
         self.F = self.coupled_size() // (2 * self.m)
         # gamma = gamma0 e^a: a log-parameter moves by the same factor wherever it starts

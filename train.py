@@ -291,6 +291,9 @@ if max_iters == 0 and not eval_only:
 if master:
     try:
         os.makedirs(out_dir, exist_ok=True)
+        for f in os.listdir(out_dir): # what a killed run was writing
+            if f.endswith('.tmp'):
+                os.remove(os.path.join(out_dir, f))
         open(log_path, 'a').close()
     except OSError as e:
         fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
