@@ -123,6 +123,9 @@ def make_synth(L, lengths, train_rows, val_rows, test_rows):
     if (old.get('L') == L and set(lengths) <= set(old['test_lens']) and old['train_rows'] >= train_rows and old['val_rows'] >= val_rows
             and old['test_rows'] >= test_rows and all(os.path.exists(os.path.join(data_dir('synth'), f'{f}.bin')) for f in files)):
         return
+    if old.get('L') == L: # keep what others use
+        lengths = sorted({*lengths, *old['test_lens']})
+        train_rows, val_rows, test_rows = (max(n, old[k]) for n, k in ((train_rows, 'train_rows'), (val_rows, 'val_rows'), (test_rows, 'test_rows')))
     args = dict(L=L, test_lens=','.join(map(str, lengths)), train_rows=train_rows, val_rows=val_rows, test_rows=test_rows)
     args |= {k: old[k] for k in ('kernel', 'omega', 'data_seed') if k in old} # a teacher chosen before stays
     print('making data/synth' + (' again: it was made for other sizes' if old else ''), flush=True)

@@ -65,7 +65,7 @@ def answers(rows):
 
 def show_rows():
     meta = load_meta(dataset)
-    if saved.get('data') != meta.get('checksums'):
+    if saved.get('data') != (meta.get('checksums') or {}).get('train', ''):
         print(f"note: data/{dataset} is not what this model was trained with, it was made again since")
     lengths = [T for T in meta.get('test_lens', ()) if config.pos != 'learned' or T <= config.block_size]
     if not lengths:

@@ -243,10 +243,9 @@ def get_lr(it):
 iter_num, best_val_loss, seconds_before = 0, float('inf'), 0.0
 if init_from == 'resume':
     checkpoint = load_checkpoint(ckpt_path)
-    saved = checkpoint['config'] | checkpoint['model_args'] | {'data': checkpoint['data']}
-    now = config | {'vocab_size': meta['vocab_size'], 'data': meta.get('checksums')}
-    free = ('out_dir results eval_interval log_interval eval_iters eval_only always_save_checkpoint save_best init_from eval_lens eval_rows '
-            'eval_targets wandb_log wandb_project wandb_run_name max_iters device dtype compile backend').split()
+    saved = checkpoint['config'] | checkpoint['model_args'] | {'training data': checkpoint['data']}
+    now = config | {'vocab_size': meta['vocab_size'], 'training data': run_id['data_checksum']}
+    free = {*ignore, 'eval_iters', 'eval_lens', 'eval_rows', 'eval_targets', 'max_iters', 'dtype'} - {'seed'}
     for key in now.keys() - free: # everything that shapes the rest of the run must be what it was
         if key in saved and saved[key] != now[key]:
             usage(f"--init_from=resume: {key} is {saved[key]!r} in {ckpt_path}, but {now[key]!r} now; "
@@ -321,7 +320,7 @@ def save(path):
         save_checkpoint(path, dict(
             model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), model_args=asdict(raw_model.config),
             config=config, iter_num=iter_num, best_val_loss=best_val_loss,
-            seconds=seconds_before + time.time() - start, data=meta.get('checksums'), encoding='bits' if is_rows else meta.get('encoding', 'bytes')))
+            seconds=seconds_before + time.time() - start, data=run_id['data_checksum'], encoding='bits' if is_rows else meta.get('encoding', 'bytes')))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):

@@ -4,11 +4,11 @@
 out_dir = 'out-synth-jordan'
 block_size = 256
 n_layer = 2
-n_head = 2
-n_embd = 64 # heads of 32, so that the grid holds omega
+n_head = 4
+n_embd = 128 # heads of 32, so that the grid holds omega
 mlp_ratio = 2
 batch_size = 48
-max_iters = 1000
+max_iters = 500
 learning_rate = 1e-3
 warmup_iters = 50
 eval_interval = 250
