@@ -109,6 +109,12 @@ def test_no_row_is_drawn_twice_within_an_epoch_and_seeds_differ(repo, tmp_path, 
         orders.append(rows)
     assert not np.array_equal(*orders)
 
+def test_processes_draw_different_batches(repo, tmp_path, capfd, monkeypatch):
+    """Micro-batches are told apart by their number, which torchrun's ranks share out: no two are the same rows."""
+    _, g, *_ = train_here(repo, capfd, monkeypatch, *TINY, '--pos=nope', '--max_iters=0', '--gradient_accumulation_steps=4', '--eval_lens=16', f'--out_dir={tmp_path}/o')
+    batches = [g['get_batch'](it, micro)[0].numpy().tobytes() for it in range(5) for micro in range(4)]
+    assert len(set(batches)) == len(batches)
+
 def test_evaluation_does_not_depend_on_the_batch_size(repo, tmp_path, capfd, monkeypatch):
     status, g, *_ = train_here(repo, capfd, monkeypatch, *TINY, '--pos=damped', '--max_iters=2', f'--out_dir={tmp_path}/o')
     common = sys.modules['common']
@@ -473,7 +479,7 @@ def test_readme_commands(repo, tmp_path):
         assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
     (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
     small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope,jordan_stabilized'],
-             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help']}
+             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference']}
     for command in commands:
         words = shlex.split(command)
         if words[:3] == ['python', '-m', 'pytest']:
