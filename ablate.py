@@ -13,7 +13,6 @@ Ctrl-C cut off goes on where it stopped. The report needs the csv alone. Its las
 import os
 import re
 import sys
-import csv
 import json
 import math
 import time
@@ -23,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from common import COLORS, fail, row_label, unpack
+from common import COLORS, fail, read_rows, row_label, unpack
 from configurator import configure, usage
+from model import GPTConfig, make_pos
 
 # -----------------------------------------------------------------------------
 pos = '' # encodings, each perhaps with settings of its own: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.01:pos_eta_max=.05
@@ -42,7 +42,7 @@ markdown = False # print the table as Markdown
 own = 'pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot markdown h help'.split()
 is_own = lambda flag: flag.lstrip('-').partition('=')[0] in own
 flags, files = [a for a in sys.argv[1:] if a.startswith('-')], [a for a in sys.argv[1:] if not a.startswith('-')]
-configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds'}, argv=[f for f in flags if is_own(f)])
+configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir'}, argv=[f for f in flags if is_own(f)])
 theirs = [f for f in flags if not is_own(f)]
 
 # -----------------------------------------------------------------------------
@@ -123,12 +123,13 @@ def row_test(a, b):
 
 def read(path):
     """The csv as {label: {seed: row}}, a row's metrics and scores unpacked; the last row of a seed counts."""
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         fail(f"{path}: no such file; ablate.py without --report makes one")
-    with open(path, newline='', encoding='utf-8') as f:
-        rows = list(csv.DictReader(f))
-    if not rows or 'metrics' not in rows[0]:
+    rows = read_rows(path)
+    if not rows:
         fail(f"{path}: holds no rows of train.py")
+    if len(lengths := sorted({r['block_size'] for r in rows}, key=int)) > 1:
+        fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
     table = {}
     for r, label in zip(rows, row_label(rows)):
         r['metrics'] = json.loads(r['metrics'])
@@ -211,10 +212,13 @@ def draw(table, keys, lens, what, path):
         color = COLORS.get(label.split()[0])
         line, = ax.plot(lens, x.mean(0), marker=markers[n % len(markers)], color=color, ls='-' if label.split()[0] == label else '--', ms=5, label=f'{label} (n={len(x)})')
         ax.fill_between(lens, lo, hi, color=line.get_color(), alpha=.15, lw=0)
+        ax.plot(lens, x.T, color=line.get_color(), lw=.7, alpha=.6)          # each seed
     ax.set_xscale('log', base=2)
     ax.set_xticks(lens, [f'{n:g}' for n in lens])
     ax.set_xlabel('context length T / training length L')
     ax.set_ylabel(what)
+    if what == 'accuracy':
+        ax.set_ylim(top=min(ax.get_ylim()[1], 1.02))
     ax.grid(alpha=.3)
     ax.legend(fontsize=8)
     fig.savefig(path, dpi=120)
@@ -224,10 +228,18 @@ def draw(table, keys, lens, what, path):
 if report:
     report_on(report)
 else:
-    if not files or not pos:
+    specs = [s.strip() for s in pos.split(',') if s.strip()]
+    if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
     results = results or os.path.join(out_dir, 'results.csv')
-    specs = [s.strip() for s in pos.split(',') if s.strip()]
+    try:
+        for s in specs: # a wrong name is said before anything runs
+            make_pos(GPTConfig(n_embd=48, n_head=1, pos=s.split(':')[0]))
+        os.makedirs(out_dir, exist_ok=True)
+    except ValueError as e:
+        usage(e)
+    except OSError as e:
+        fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
     try:
         best = tuned(specs, results) if len(learning_rate) > 1 else {s: [f'--learning_rate={lr}' for lr in learning_rate] for s in specs}
         run_grid([(s, seed, *best[s]) for seed in seeds for s in specs], results) # seed by seed: a table early on

@@ -24,15 +24,20 @@ def fail(message):
     print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
     sys.exit(1)
 
-def out_of_memory_in_one_line(kind, error, traceback):
+def in_one_line(kind, error, traceback):
+    """sys.excepthook: Ctrl-C and lack of memory are no faults of the program."""
+    script = os.path.basename(sys.argv[0])
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{script}: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
     if kind is MemoryError or isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        fail_text = str(error).strip().splitlines() or ['']
-        print(f"{os.path.basename(sys.argv[0])}: out of memory ({fail_text[0][:120]}): try a smaller batch_size, block_size, eval_lens or model",
-              file=sys.stderr)
+        what = (str(error).strip().splitlines() or [''])[0][:120]
+        print(f"{script}: out of memory ({what}): try smaller sizes", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
 
-sys.excepthook = out_of_memory_in_one_line
+sys.excepthook = in_one_line
+csv.field_size_limit(2**31 - 1) # the scores of many rows are a long cell
 
 # -----------------------------------------------------------------------------
 # device
@@ -45,7 +50,7 @@ def choose_device(device, dtype, compile):
     mps = torch.backends.mps.is_available()
     device = device or ('cuda' if torch.cuda.is_available() else 'mps' if mps else 'cpu')
     kind = device.split(':')[0]
-    if kind not in ('cuda', 'mps', 'cpu'):
+    if kind not in ('cuda', 'mps', 'cpu') or kind != 'cuda' and device != kind:
         usage(f"device={device!r}: expected cpu, cuda, cuda:N or mps")
     if kind == 'cuda' and not torch.cuda.is_available() or kind == 'mps' and not mps:
         usage(f"device={device!r}: this torch ({torch.__version__}) sees no {kind} device; leave out --device to let it choose")
@@ -81,8 +86,11 @@ def load_meta(name):
     try:
         with open(path, encoding='utf-8') as f:
             meta = json.load(f)
-        ok = isinstance(meta, dict) and meta['kind'] in ('stream', 'rows') and meta['dtype'] in ('uint8', 'uint16', 'uint32') and meta['vocab_size'] >= 1
-        ok = ok and (meta['kind'] == 'stream' or meta['row_len'] >= 3)
+        ok = meta['kind'] in ('stream', 'rows') and meta['dtype'] in ('uint8', 'uint16', 'uint32') and type(meta['vocab_size']) is int
+        ok = ok and meta['vocab_size'] >= 1 and isinstance(meta.get('checksums', {}), dict)
+        if meta['kind'] == 'rows':
+            ok = ok and all(type(meta[k]) is int for k in ('L', 'row_len', 'train_rows', 'val_rows', 'test_rows', 'data_seed'))
+            ok = ok and all(type(T) is int for T in meta['test_lens']) and meta['kernel'] in KERNELS and 0 < meta['omega'] < math.inf
     except (ValueError, KeyError, TypeError, OSError):
         ok = False
     if not ok:
@@ -306,7 +314,8 @@ def load_checkpoint(path):
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as e: # zip, pickle and key errors of many kinds: all mean the same to the user
         fail(f"{path}: damaged or no checkpoint ({type(e).__name__}); delete it, or use another one")
-    if not isinstance(checkpoint, dict) or not {'model', 'model_args', 'config'} <= checkpoint.keys():
+    parts = ('model', 'model_args', 'config')
+    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(p), dict) and all(type(k) is str for k in checkpoint[p]) for p in parts):
         fail(f"{path}: not a checkpoint of this project's train.py")
     prefixes = ('_orig_mod.', 'module.') # what torch.compile and DDP put before names
     state = checkpoint['model']
@@ -321,11 +330,13 @@ def model_of(checkpoint, path):
     unknown = checkpoint['model_args'].keys() - known
     if unknown:
         fail(f"{path}: has model settings that this model.py does not know: {', '.join(sorted(unknown))}")
-    model = GPT(GPTConfig(**checkpoint['model_args']))
     try:
+        model = GPT(GPTConfig(**checkpoint['model_args']))
         model.load_state_dict(checkpoint['model'])
-    except RuntimeError as e:
-        fail(f"{path}: its weights do not fit its settings ({str(e).splitlines()[1].strip()})")
+    except (RuntimeError, ValueError, TypeError) as e:
+        fail(f"{path}: its settings or weights do not fit this model.py ({' '.join(str(e).split())[:200]})")
+    if not all(p.isfinite().all() for p in model.parameters()):
+        fail(f"{path}: its weights are not finite; use another checkpoint")
     return model
 
 # -----------------------------------------------------------------------------
@@ -345,31 +356,53 @@ def git_commit():
         return ''
     return head.stdout.strip() + '+' * bool(dirty.stdout.strip()) if head.returncode == 0 else ''
 
+def read_rows(path):
+    """The complete rows of a results csv as dicts, [] if there is no file. A row that a crash cut short is left out, and said."""
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path, newline='', encoding='utf-8') as f:
+            rows = list(csv.DictReader(f))
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        fail(f"{path}: cannot be read as a csv of results ({type(e).__name__}: {e}); move it away or name another file")
+    whole = [r for r in rows if None not in r and None not in r.values() and is_json(r.get('metrics', '')) and is_json(r.get('scores', ''))]
+    if len(whole) < len(rows):
+        print(f"note: {path}: {len(rows) - len(whole)} rows are damaged and left out", file=sys.stderr)
+    return whole
+
+def is_json(text):
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
 def find_row(path, **cells):
     """The last row of the csv with these values, or None."""
-    if not os.path.exists(path):
-        return None
-    with open(path, newline='', encoding='utf-8') as f:
-        rows = [r for r in csv.DictReader(f) if all(r.get(k) == str(v) for k, v in cells.items())]
-    return rows[-1] if rows else None
+    return next((r for r in reversed(read_rows(path)) if all(r.get(k) == str(v) for k, v in cells.items())), None)
 
 def append_row(path, row):
     """Append a dict to a csv file, with its header if the file is new. Safe for runs that end at the same time."""
-    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with open(path, 'a+', newline='', encoding='utf-8') as f:
-        try:
-            import fcntl
-            fcntl.flock(f, fcntl.LOCK_EX) # released on close
-        except ImportError: # Windows
-            pass
-        f.seek(0)
-        header = next(csv.reader(f), None)
-        if header not in (None, list(row)):
-            fail(f"{path}: its columns are not this version's; move it away or give another --results")
-        writer = csv.DictWriter(f, fieldnames=list(row))
-        if header is None:
-            writer.writeheader()
-        writer.writerow(row)
+    try:
+        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+        with open(path, 'a+', newline='', encoding='utf-8') as f:
+            try:
+                import fcntl
+                fcntl.flock(f, fcntl.LOCK_EX) # released on close
+            except ImportError: # Windows
+                pass
+            f.seek(0)
+            text = f.read()
+            header = next(csv.reader(text.splitlines()), None)
+            if header not in (None, list(row)):
+                fail(f"{path}: its columns are not this version's, so the row above was not appended; move it away or give another --results")
+            if text and not text.endswith('\n'): # a crash cut the last row short; inside a quoted cell or not
+                f.write('"\r\n' if text.count('"') % 2 else '\r\n')
+            writer = csv.DictWriter(f, fieldnames=list(row))
+            if header is None:
+                writer.writeheader()
+            writer.writerow(row)
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        fail(f"{path}: cannot be written ({type(e).__name__}: {e}); give another --results")
 
 def row_label(rows):
     """A name for each csv row: its encoding, and those settings in which rows of that encoding differ."""
@@ -378,7 +411,7 @@ def row_label(rows):
     for r in rows:
         others = [o for o in rows if o['pos'] == r['pos']]
         differ = [k for k in settings if len({o[k] for o in others}) > 1 and r[k] not in ('', 'None')]
-        labels.append(' '.join([r['pos'], *(f"{k.removeprefix('pos_')}={r[k]}" for k in differ)]))
+        labels.append(' '.join([r['pos'], *(f"{k.removeprefix('pos_')}={r[k]}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in differ)]))
     return labels
 
 # one colour per encoding in every figure of the project

@@ -129,8 +129,8 @@ def run_file(file, g, kinds):
         with open(path, encoding='utf-8') as f:
             exec(compile(f.read(), path, 'exec'), scope)
     except SyntaxError as e:
-        usage(f"{file}, line {e.lineno}: {e.msg}")
-    except Exception as e:
+        usage(f"{file}{f', line {e.lineno}' if e.lineno else ''}: {e.msg}")
+    except (Exception, SystemExit) as e:
         tb, line = e.__traceback__, None
         while tb: # the innermost line of the file itself
             line, tb = (tb.tb_lineno if tb.tb_frame.f_code.co_filename == path else line), tb.tb_next

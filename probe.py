@@ -36,8 +36,8 @@ flip_lags = 64 # lags at which its input bits are flipped, spread over 1 .. T-1
 flip_rows = 24 # rows per lag at T = L, proportionally fewer at longer T, so that each length costs the same
 acc_rows = 256 # rows per length for the accuracy beside it
 # -----------------------------------------------------------------------------
-configure(globals(), {"x in ('', 'laws', 'fits', 'structured', 'reference', 'shear')": 'only', 'x >= 64': 'L', 'x > 0': 'ridge', "x != ''": 'out_dir',
-                      'x >= 0': 'seed', 'x >= 8': 'flip_lags', 'x >= 2': 'flip_rows', 'x >= 1': 'acc_rows'},
+configure(globals(), {"x in ('', 'laws', 'fits', 'structured', 'reference', 'shear')": 'only', '64 <= x <= 10**5': 'L', '0 < x <= 1': 'ridge', "x != ''": 'out_dir',
+                      '0 <= x <= 10**9': 'seed', '8 <= x <= 10**6': 'flip_lags', '2 <= x <= 10**6': 'flip_rows', '1 <= x <= 10**6': 'acc_rows'},
           argv=None if __name__ == '__main__' else []) # imported by a test: the defaults
 
 def num(x, width=8):

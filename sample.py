@@ -30,7 +30,7 @@ seed = 0
 device = '' # '': cuda, else mps, else cpu; or cuda:1 ...
 dtype = '' # '': bfloat16 where it is fast, else float32
 # -----------------------------------------------------------------------------
-configure(globals(), {'x >= 1': 'num_samples max_new_tokens', 'x >= 0': 'temperature top_k seed', "x != ''": 'out_dir checkpoint'})
+configure(globals(), {'1 <= x <= 10**6': 'num_samples max_new_tokens', '0 <= x <= 10**9': 'top_k seed', 'x == 0 or 0.001 <= x <= 1000': 'temperature', "x != ''": 'out_dir checkpoint'})
 device, dtype, _ = choose_device(device, dtype, False) # compiling would take longer than sampling
 context = autocast(device, dtype)
 signal.signal(signal.SIGINT, lambda *_: (print('interrupted', file=sys.stderr), sys.exit(130)))

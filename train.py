@@ -10,6 +10,7 @@ JSON object on its last line.
 """
 
 import os
+import re
 import sys
 import json
 import math
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from common import (append_row, autocast, bootstrap, check_tokens, choose_device, config_hash, data_dir, fail, git_commit,
-                    find_row, load_checkpoint, load_meta, load_tokens, make_synth, model_of, pack, reference_accuracies, replace_file, save_checkpoint,
+                    find_row, load_checkpoint, load_meta, load_tokens, make_synth, model_of, pack, read_rows, reference_accuracies, replace_file, save_checkpoint,
                     score_rows, score_windows, wilson)
 from configurator import configure, usage
 from model import GPT, GPTConfig
@@ -126,10 +127,12 @@ master = rank == 0
 say = (lambda *args: print(*args, flush=True)) if master else (lambda *args: None)
 context = autocast(device, dtype)
 
+checkpoint = load_checkpoint(ckpt_path) if init_from == 'resume' else None
+
 # data. The synthetic task makes itself when it is missing or was made for other sizes
 if dataset == 'synth' and master:
-    new_rows = max_iters * batch_size * gradient_accumulation_steps if init_from == 'scratch' else 1 # a resumed run keeps its rows
-    make_synth(block_size, eval_lens, max(1, new_rows), eval_iters, eval_rows)
+    new_rows = max_iters * batch_size * gradient_accumulation_steps # a resumed run keeps the rows it began with
+    make_synth(block_size, eval_lens, checkpoint.get('train_rows', 1) if checkpoint else max(1, new_rows), eval_iters, eval_rows)
 if ddp:
     dist.barrier()
 meta = load_meta(dataset)
@@ -142,7 +145,12 @@ test_split = 'test' if os.path.exists(os.path.join(data_dir(dataset), 'test.bin'
 if is_rows: # mapped once: another run may make other sizes meanwhile
     rows = {split: load_tokens(dataset, split, meta, row_len) for split in ('train', 'val')}
     rows |= {T: load_tokens(dataset, f'test_{T}', meta, T + 1) for T in eval_lens}
+    for T in eval_lens:
+        check_tokens(dataset, f'test_{T}', meta)
 sizes = {split: check_tokens(dataset, split, meta) for split in ('train', 'val')}
+if is_rows and (sizes['train'], sizes['val']) != (meta['train_rows'], meta['val_rows']):
+    fail(f"data/{dataset} has {sizes['train']} and {sizes['val']} rows, not the {meta['train_rows']} and {meta['val_rows']} of its meta.json: "
+         f"run python data/synth/prepare.py --name={dataset} again")
 if not is_rows:
     sizes[test_split] = check_tokens(dataset, test_split, meta)
     for split, setting, need in (('train', 'block_size', block_size), ('val', 'block_size', block_size), (test_split, 'eval_lens', max(eval_lens))):
@@ -153,6 +161,9 @@ if not is_rows:
 # what identifies this run's row in results.csv: the settings that can change a number, at any commit; the data; the seed
 ignore = ('out_dir results seed init_from eval_only skip_done log_interval wandb_log wandb_project wandb_run_name always_save_checkpoint save_best '
           'eval_interval device compile backend').split()
+if os.path.isdir(results):
+    usage(f"results={results!r} is a folder: name a csv file")
+read_rows(results) # a damaged one is said before hours of training
 run_id = dict(config_hash=config_hash(config, ignore), data_checksum=(meta.get('checksums') or {}).get('train', ''), seed=seed)
 if skip_done and (done := find_row(results, **run_id)):
     say('this run is in the results already')
@@ -242,7 +253,9 @@ def get_lr(it):
 # model: from scratch, or from the checkpoint to resume
 iter_num, best_val_loss, seconds_before = 0, float('inf'), 0.0
 if init_from == 'resume':
-    checkpoint = load_checkpoint(ckpt_path)
+    lacks = {'optimizer', 'scaler', 'iter_num', 'best_val_loss', 'seconds', 'data'} - checkpoint.keys()
+    if lacks:
+        fail(f"{ckpt_path}: holds no {', '.join(sorted(lacks))}, so it cannot be resumed; start from scratch, or use it with sample.py")
     saved = checkpoint['config'] | checkpoint['model_args'] | {'training data': checkpoint['data']}
     now = config | {'vocab_size': meta['vocab_size'], 'training data': run_id['data_checksum']}
     free = {*ignore, 'eval_iters', 'eval_lens', 'eval_rows', 'eval_targets', 'max_iters', 'dtype'} - {'seed'}
@@ -260,8 +273,11 @@ raw_model.to(device)
 optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.split(':')[0], pos_lr_mult)
 scaler = torch.amp.GradScaler(enabled=dtype == 'float16')
 if init_from == 'resume':
-    optimizer.load_state_dict(checkpoint['optimizer'])
-    scaler.load_state_dict(checkpoint['scaler'])
+    try:
+        optimizer.load_state_dict(checkpoint['optimizer'])
+        scaler.load_state_dict(checkpoint['scaler'])
+    except (ValueError, KeyError, TypeError, RuntimeError) as e:
+        fail(f"{ckpt_path}: its optimizer state does not fit ({' '.join(str(e).split())[:200]}); start from scratch")
     checkpoint = None # free its memory
 model = torch.compile(raw_model) if compile else raw_model
 if compile: # try it out: a missing compiler shows at the first step
@@ -291,15 +307,15 @@ if master:
     try:
         os.makedirs(out_dir, exist_ok=True)
         for f in os.listdir(out_dir): # what a killed run was writing
-            if f.endswith('.tmp'):
+            if f.startswith(('ckpt.pt.', 'best.pt.', 'log.jsonl.')) and f.endswith('.tmp'):
                 os.remove(os.path.join(out_dir, f))
         open(log_path, 'a').close()
     except OSError as e:
         fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
     kept = []
     if init_from == 'resume': # drop what the log holds beyond the checkpoint
-        with open(log_path, encoding='utf-8') as f:
-            kept = [line for line in f if line.endswith('\n') and json.loads(line)['iter'] < iter_num]
+        with open(log_path, encoding='utf-8', errors='replace') as f:
+            kept = [line for line in f if (m := re.match(r'\{"iter": (\d+), .*\}\n', line)) and int(m[1]) < iter_num]
     if not eval_only:
         replace_file(log_path, lambda f: f.write(''.join(kept).encode()))
     if wandb_log:
@@ -320,7 +336,7 @@ def save(path):
         save_checkpoint(path, dict(
             model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(), model_args=asdict(raw_model.config),
             config=config, iter_num=iter_num, best_val_loss=best_val_loss,
-            seconds=seconds_before + time.time() - start, data=run_id['data_checksum'], encoding='bits' if is_rows else meta.get('encoding', 'bytes')))
+            seconds=seconds_before + time.time() - start, train_rows=sizes['train'], data=run_id['data_checksum'], encoding='bits' if is_rows else meta.get('encoding', 'bytes')))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):
@@ -421,8 +437,9 @@ if master:
                 train_seconds=round(train_seconds, 1), wall_seconds=round(seconds_before + time.time() - start, 1), val_loss=round(val_loss, 6))
     again = init_from == 'resume' and find_row(results, **run_id, iters=iter_num)
     if not again and not eval_only: # a finished run that is resumed has its row
+        say(f"appending a row to {results}")
+    print(json.dumps(row | metrics), flush=True) # whatever becomes of the csv
+    if not again and not eval_only:
         append_row(results, row | dict(metrics=json.dumps(metrics), scores=json.dumps({k: pack(v) for k, v in scores.items()})))
-        print(f"row appended to {results}")
-    print(json.dumps(row | metrics))
 if ddp:
     dist.destroy_process_group()

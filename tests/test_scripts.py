@@ -281,7 +281,7 @@ def test_rows_of_concurrent_runs_do_not_mix(repo, tmp_path):
     ('--batch_sise=3', ['batch_sise', 'did you mean batch_size']), ('--zzz=1', ['zzz', '--help']), ('--pos', ['--pos=VALUE']), ('-pos=rope', ['-pos=rope']),
     ('--pos=jordan', ['jordan', 'one of']), ('--pos=jordan_stabilised', ['did you mean', 'jordan_stabilized']), ('--pos=learned+alibi', ['learned+alibi']),
     ('--pos=', ['pos']), ('--n_embd=130', ['n_embd=130', 'n_head=4', '132']), ('--n_embd=20', ['multiple of 4', 'head size', 'n_embd=32']),
-    ('--pos_order=3', ['order m=3', 'multiple of 6']), ('--eval_interval=0', ['eval_interval=0', 'eval_interval >= 1']), ('--batch_size=-1', ['batch_size']),
+    ('--pos_order=3', ['order m=3', 'multiple of 6']), ('--eval_interval=0', ['eval_interval=0', '1 <= eval_interval']), ('--batch_size=-1', ['batch_size']),
     ('--batch_size=many', ['batch_size=many', 'whole number']), ('--batch_size=1.5', ['whole number']), ('--batch_size=', ['whole number']),
     ('--learning_rate=nan', ['finite']), ('--learning_rate=-1', ['learning_rate']), ('--learning_rate=1e-3x', ['finite number']), ('--dropout=1', ['dropout']),
     ('--always_save_checkpoint=maybe', ['True or False']), ('--pos_eta0=0.1', ['pos_eta0', 'pos_eta_max']), ('--eval_lens=16,x', ['eval_lens']), ('--eval_lens=1', ['eval_lens']),
@@ -477,6 +477,7 @@ def test_readme_commands(repo, tmp_path):
     assert commands[0] == 'python train.py config/synth_jordan.py' and commands[1] == 'python -m pytest -q tests'
     for l in lines[:2]:
         assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
+    shutil.copytree(os.path.join(ROOT, 'results'), tmp_path / 'results')
     (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
     small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope,jordan_stabilized'],
              'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference']}

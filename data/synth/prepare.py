@@ -35,7 +35,7 @@ test_rows = 1024 # per length
 data_seed = 0 # of the rows; has nothing to do with train.py's seed
 name = 'synth' # the folder under data/
 # -----------------------------------------------------------------------------
-configure(globals(), {'x >= 2': 'L', 'x >= 1': 'train_rows val_rows test_rows', 'x >= 0': 'data_seed', 'x > 0': 'omega',
+configure(globals(), {'2 <= x <= 10**6': 'L', '1 <= x <= 10**8': 'train_rows val_rows test_rows', '0 <= x <= 10**9': 'data_seed', '0 < x <= 10': 'omega',
                       "x and all(c.isalnum() or c in '-_' for c in x)": 'name'})
 if kernel not in KERNELS:
     usage(f"kernel={kernel!r}: expected one of {', '.join(KERNELS)}")
