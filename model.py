@@ -90,10 +90,12 @@ class NoPE(nn.Module):
             q, k = self.factors(u, w, i, j)
             if self.slopes: # softmax ignores what is constant along a row, so -slope (i-j) is one more coordinate: 1 times slope j
                 q, k, v = self.with_alibi(q, k, v, j)
-            Tq, Tk = q.size(2), k.size(2)
-            # is_causal aligns top-left, so a cached query block (1 < Tq < Tk) brings its own lower-right mask
-            mask = i[:, None] >= j if 1 < Tq < Tk else None
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=Tq == Tk, scale=self.hs ** -0.5)
+            # is_causal aligns top-left, so a cached query block (1 < Tq < Tk) brings its own lower-right mask; one query sees every key
+            if q.size(2) == k.size(2):
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.hs ** -0.5)
+            else:
+                mask = i[:, None] >= j if q.size(2) > 1 else None
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.hs ** -0.5)
             return y[..., :self.hs]
 
     def with_alibi(self, q, k, v, j):

@@ -44,7 +44,8 @@ def operator_by_exponential(name, pos, i, j, L, m, grid='fast'):
     E = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=F64)
     gamma, eta = pos.gamma().detach().to(F64), pos.eta().detach().to(F64)      # (nh, blocks)
     G = torch.zeros(len(i), pos.gamma().size(0), pos.hs, pos.hs, dtype=F64)
-    d, s = (torch.tensor(x, dtype=F64)[:, None, None, None] for x in ([a - b for a, b in zip(i, j)], [shear(name, a, b, L) for a, b in zip(i, j)]))
+    d = torch.tensor([a - b for a, b in zip(i, j)], dtype=F64)[:, None, None, None]
+    s = torch.tensor([shear(name, a, b, L) for a, b in zip(i, j)], dtype=F64)[:, None, None, None]
     at = f = 0
     for omega, size in frequencies(name, pos.hs, m, grid=grid):
         damped = name in DAMPED and not (name == 'direct_sum' and omega > 0)
@@ -103,7 +104,12 @@ def relative_error(pos, n, nh=2, hs=48, T=64):
         score, moved = pos.logits(q, k, i, j), pos.logits(q, k, i + n, j + n)
     return worst(moved, score, 1 + score.abs())
 
-@pytest.mark.parametrize('name, m', orders(n for n in ALL if base(n) not in NOT_RELATIVE and make_pos(GPTConfig(n_head=2, n_embd=96, pos=n)).relative))
+RELATIVE = [n for n in ALL if base(n) not in NOT_RELATIVE and make_pos(GPTConfig(n_head=2, n_embd=96, pos=n)).relative]
+
+def test_the_table_says_which_encodings_are_relative():
+    assert {base(n) for n in ALL} - {base(n) for n in RELATIVE} == set(NOT_RELATIVE)
+
+@pytest.mark.parametrize('name, m', orders(RELATIVE))
 def test_scores_depend_on_the_lag_alone(name, m):
     """score(i, j) = score(i+n, j+n) to 1e-9 (1 + |score|), for shifts n up to 8192, with random gamma and eta."""
     pos = build(name, L=256, hs=48, m=m)
