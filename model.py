@@ -299,6 +299,10 @@ class Jordan(NoPE):
             pairs.append((q.flatten(-3), k.flatten(-3)))
         return pairs
 
+    def _load_from_state_dict(self, *args):
+        super()._load_from_state_dict(*args)
+        self.choose_path(self.L)                                           # the loaded gamma may want another path
+
     @torch.no_grad()
     def choose_path(self, T):
         gamma, eta = self.gamma().max().item(), self.eta().abs().max().item()
