@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 # -----------------------------------------------------------------------------
 # positional encodings. Contract, for every encoding `pos`:
-#   pos.rotate(x, p)             u from q, w from k at positions p: (B, nh, T, hs), (T) -> (B, nh, T, hs). A KV cache holds w
+#   pos.rotate(x, p)             u from q, w from k at positions p: (B, nh, T, hs), (T) -> (B, nh, T, hs)
 #   pos.attend(u, w, v, i, j)    causal attention output (B, nh, Tq, hs); the queries are the last Tq of the Tk positions
 #   pos.logits(q, k, i, j)       the definition, unmasked (B, nh, Tq, Tk)
 # and the law  attend(rotate(q, i), rotate(k, j), v, i, j) == softmax(causal mask of logits(q, k, i, j)) v.
@@ -40,6 +40,15 @@ from torch.nn import functional as F
 
 def at_least_float32(x):
     return torch.promote_types(x.dtype, torch.float32)
+
+@torch.library.custom_op('nanojordan::cos_sin', mutates_args=())
+def cos_sin(angle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(T, n) -> cos and sin, (2, T, n). An operator of its own: torch.compile would redo them for every head of every row."""
+    return torch.stack((angle.cos(), angle.sin())).to(dtype)
+
+@cos_sin.register_fake
+def _(angle, dtype):
+    return angle.new_empty((2, *angle.shape), dtype=dtype)
 
 def alibi_slopes(n):
     """ALiBi's slope per head (Press et al. 2022): 2^{-8h/n}; for n no power of two, the lower power's and every second of the next."""
@@ -62,15 +71,18 @@ class NoPE(nn.Module):
         self.hs = config.n_embd // config.n_head
         self.slopes = alibi_slopes(config.n_head) if alibi else None
 
-    def rotate(self, x, p):
+    def table(self, p, dtype):
+        """What rotate needs to know of positions p; GPT makes it once and all layers share it."""
+
+    def rotate(self, x, p, table=None):
         return x
 
     def score(self, u, w, i, j):
         """Unscaled score of rotated queries and keys by definition (*): (B, nh, Tq, hs), (B, nh, Tk, hs) -> (B, nh, Tq, Tk)."""
         return u @ w.transpose(-2, -1)
 
-    def factors(self, u, w, i, j):
-        """q~, k~ of the shapes of u, w with q~_i . k~_j = score (separable encodings)."""
+    def factors(self, u, w, i, j, ends):
+        """q~, k~ of the shapes of u, w with q~_i . k~_j = score (separable encodings). ends: first and last of all positions to meet."""
         return u, w
 
     def bias(self, i, j, dtype):
@@ -83,13 +95,18 @@ class NoPE(nn.Module):
             score = self.score(self.rotate(q, i), self.rotate(k, j), i, j) * self.hs ** -0.5
             return score + self.bias(i, j, score.dtype) if self.slopes else score
 
-    def attend(self, u, w, v, i, j):
+    def attend(self, u, w, v, i, j, cache=None):
+        """With a KVCache, w, v and j are those of the new positions only; the cache adds the earlier ones."""
         with torch.autocast(u.device.type, enabled=False): # autocast would recast float32 factors to half precision
             if self.pairwise or (self.cancels and u.element_size() < 4):
+                w, v, j = cache.append(w, v) if cache else (w, v, j)
                 return self.attend_pairwise(u, w, v, i, j)
-            q, k = self.factors(u, w, i, j)
+            span = cache.j if cache else j
+            ends = torch.stack((span[0], span[-1]))
+            q, k = self.factors(u, w, i, j, ends)
             if self.slopes: # softmax ignores what is constant along a row, so -slope (i-j) is one more coordinate: 1 times slope j
-                q, k, v = self.with_alibi(q, k, v, j)
+                q, k, v = self.with_alibi(q, k, v, j, ends)
+            k, v, j = cache.append(k, v) if cache else (k, v, j)           # k~, not w: earlier keys need no work again
             # is_causal aligns top-left, so a cached query block (1 < Tq < Tk) brings its own lower-right mask; one query sees every key
             if q.size(2) == k.size(2):
                 y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.hs ** -0.5)
@@ -98,9 +115,9 @@ class NoPE(nn.Module):
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.hs ** -0.5)
             return y[..., :self.hs]
 
-    def with_alibi(self, q, k, v, j):
+    def with_alibi(self, q, k, v, j, ends):
         slopes = torch.tensor(self.slopes, device=j.device, dtype=at_least_float32(q))
-        column = slopes[:, None] * (j - (j[0] + j[-1]) // 2) * self.hs ** 0.5    # (nh, Tk), centred: any origin will do
+        column = slopes[:, None] * (j - ends.sum() // 2) * self.hs ** 0.5    # (nh, Tk), centred: any origin will do
         if q.element_size() < 4: # half precision needs a high and a low part
             high = column.to(q.dtype)
             column = torch.stack((high, (column - high).to(q.dtype)), dim=-1)
@@ -184,11 +201,14 @@ class Jordan(NoPE):
         f = torch.arange(self.F, dtype=dtype, device=device)
         return (self.theta ** (-step * f / self.hs) * self.rotary).repeat_interleave(self.m)
 
-    def rotate(self, x, p):
-        """R(omega p) x: (B, nh, T, hs), (T) -> (B, nh, T, hs). Angles are formed in float64 where the device has it."""
-        wide = torch.float32 if x.device.type == 'mps' else torch.float64
-        angle = p.to(wide)[:, None] * self.omega(wide, x.device)           # (T, hs/2)
-        cos, sin = angle.cos().to(at_least_float32(x)), angle.sin().to(at_least_float32(x))
+    def table(self, p, dtype):
+        """cos and sin of omega p: (T) -> (2, T, hs/2). Angles are formed in float64 where the device has it."""
+        wide = torch.float32 if p.device.type == 'mps' else torch.float64
+        return cos_sin(p.to(wide)[:, None] * self.omega(wide, p.device), dtype)
+
+    def rotate(self, x, p, table=None):
+        """R(omega p) x: (B, nh, T, hs), (T) -> (B, nh, T, hs)."""
+        cos, sin = self.table(p, at_least_float32(x)) if table is None else table
         re, im = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((re * cos - im * sin, re * sin + im * cos), dim=-1).flatten(-2).to(x.dtype)
 
@@ -224,9 +244,9 @@ class Jordan(NoPE):
     # separable path: k~_j is the decay and shear map at -j on w_j, q~_i its inverse transpose at -i on u_i. The same map
     # on both sides would give G(-i)^T G(-j), which depends on i + j: the contragredient is what makes the score relative.
 
-    def factors(self, u, w, i, j):
+    def factors(self, u, w, i, j, ends):
         dtype = at_least_float32(u)
-        o = (j[0] + j[-1]) / 2                                             # any common origin gives the same score;
+        o = ends.sum() / 2                                                 # any common origin gives the same score;
         q, k = self.blocks(u), self.blocks(w)                              # the centre keeps exponents and shears small
         if self.log_gamma is not None:
             gamma = self.gamma().to(dtype)[:, None]
@@ -234,7 +254,7 @@ class Jordan(NoPE):
             k = k * torch.exp(gamma * (j - o).to(dtype)[:, None])[..., None, None]
         if self.s:
             ci, cj = self.coordinate(i.to(dtype)), self.coordinate(j.to(dtype))
-            o = (cj[0] + cj[-1]) / 2
+            o = self.coordinate(ends.to(dtype)).sum() / 2
             eta = self.eta().to(dtype)[:, None]
             q = self.exp_shear(q, (eta * (ci - o)[:, None])[..., None, None], transpose=True)
             k = self.exp_shear(k, (eta * (o - cj)[:, None])[..., None, None])
@@ -336,9 +356,9 @@ class DirectSum(Jordan):
         (u, uc), (w, wc) = u.chunk(2, dim=-1), w.chunk(2, dim=-1)
         return u @ w.transpose(-2, -1) + super().score(uc, wc, i, j)
 
-    def factors(self, u, w, i, j):
+    def factors(self, u, w, i, j, ends):
         (u, uc), (w, wc) = u.chunk(2, dim=-1), w.chunk(2, dim=-1)
-        q, k = super().factors(uc, wc, i, j)
+        q, k = super().factors(uc, wc, i, j, ends)
         return torch.cat((u, q), dim=-1), torch.cat((w, k), dim=-1)
 
     def products(self, u, w, i, j):
@@ -417,16 +437,20 @@ class GPTConfig:
         make_pos(self) # an unknown name or an unfit head size is said here, before anything is built
 
 class KVCache:
-    """Room for T positions of w and v of one layer, filled in place."""
+    """One layer's keys, in the form that the encoding's path needs, and values: room for T positions, filled in place."""
 
-    def __init__(self, B, nh, T, hs, device, dtype):
-        self.w, self.v = (torch.empty(B, nh, T, hs, device=device, dtype=dtype) for _ in range(2))
+    def __init__(self, T, device):
+        self.j = torch.arange(T, device=device)
+        self.k = None
         self.n = 0
 
-    def append(self, w, v):
-        a, self.n = self.n, self.n + w.size(2)
-        self.w[:, :, a:self.n], self.v[:, :, a:self.n] = w, v
-        return self.w[:, :, :self.n], self.v[:, :, :self.n]
+    def append(self, k, v):
+        """(B, nh, n, hs) each, of the next n positions -> those of all positions so far, and these positions."""
+        if self.k is None:
+            self.k, self.v = (x.new_empty(*x.shape[:2], len(self.j), x.size(-1)) for x in (k, v))
+        a, self.n = self.n, self.n + k.size(2)
+        self.k[:, :, a:self.n], self.v[:, :, a:self.n] = k, v
+        return self.k[:, :, :self.n], self.v[:, :, :self.n], self.j[:self.n]
 
 class CausalSelfAttention(nn.Module):
 
@@ -438,14 +462,12 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.pos = make_pos(config)
 
-    def forward(self, x, p, n, cache=None):
+    def forward(self, x, p, table, n, cache=None):
         """x (B, T, C) at positions p (T) -> (B, n, C): the last n queries against all keys, cached ones included."""
         q, k, v = self.c_attn(x).unflatten(-1, (3 * self.n_head, -1)).transpose(1, 2).split(self.n_head, dim=1) # (B, nh, T, hs) each
-        u, w = self.pos.rotate(q[:, :, -n:], p[-n:]), self.pos.rotate(k, p)
-        if cache is not None:
-            w, v = cache.append(w, v)
-        j = torch.arange(w.size(2), device=p.device)
-        y = self.pos.attend(u, w, v, p[-n:], j)                            # (B, nh, n, hs)
+        u = self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:])
+        w = self.pos.rotate(k, p, table)
+        y = self.pos.attend(u, w, v, p[-n:], p, cache)                     # (B, nh, n, hs)
         y = y.transpose(1, 2).flatten(-2)                                  # heads side by side again: (B, n, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -469,8 +491,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x, p, n, cache=None):
-        x = x[:, -n:] + self.attn(self.ln_1(x), p, n, cache)
+    def forward(self, x, p, table, n, cache=None):
+        x = x[:, -n:] + self.attn(self.ln_1(x), p, table, n, cache)
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
@@ -528,9 +550,10 @@ class GPT(nn.Module):
                 raise ValueError(f"pos=learned has {self.config.block_size} positions (block_size), not {start + T}")
             x = x + self.transformer.wpe(p)
         x = self.transformer.drop(x)
+        table = self.pos_modules()[0].table(p, at_least_float32(x))
         for l, block in enumerate(self.transformer.h):
             last = l == self.config.n_layer - 1
-            x = block(x, p, n if last else T, cache[l] if cache else None)
+            x = block(x, p, table, n if last else T, cache[l] if cache else None)
         logits = self.lm_head(self.transformer.ln_f(x))                    # (B, n, vocab_size)
         if targets is None:
             return logits, None
@@ -566,13 +589,11 @@ class GPT(nn.Module):
         """
         training = self.training
         self.eval()
-        (B, T), config = idx.shape, self.config
+        T, config = idx.size(1), self.config
         self.choose_paths(T + n)
         out = F.pad(idx, (0, n))
         room = config.block_size if config.pos == 'learned' else T + n
-        kind = idx.device.type # autocast makes keys and values half precision, whatever the weights are
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.lm_head.weight.dtype
-        cache = [KVCache(B, config.n_head, room, config.n_embd // config.n_head, idx.device, dtype) for _ in self.transformer.h]
+        cache = [KVCache(room, idx.device) for _ in self.transformer.h]
         for t in range(T, T + n):
             if t > room:
                 logits, _ = self(out[:, t - room:t])

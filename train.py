@@ -279,17 +279,20 @@ if init_from == 'resume':
     except (ValueError, KeyError, TypeError, RuntimeError) as e:
         fail(f"{ckpt_path}: its optimizer state does not fit ({' '.join(str(e).split())[:200]}); start from scratch")
     checkpoint = None # free its memory
-model = torch.compile(raw_model) if compile else raw_model
-if compile: # try it out: a missing compiler shows at the first step
-    try:
+if compile: # block by block: as fast as the whole model, compiled in a fraction of the time
+    t0 = time.time()
+    try: # try it out: a missing compiler shows at the first step
+        for block in raw_model.transformer.h:
+            block.compile()
         with context:
-            model(*get_batch(0, rank))[1].backward()
+            raw_model(*get_batch(0, rank))[1].backward()
+        say(f"compiled in {time.time() - t0:.0f} s")
     except Exception as e:
         say(f"torch.compile failed ({type(e).__name__}: {str(e).strip().splitlines()[0]}); going on in eager mode")
-        model, compile = raw_model, False
+        torch.compiler.set_stance('force_eager')
+        compile = False
     raw_model.zero_grad(set_to_none=True)
-if ddp:
-    model = DDP(model, device_ids=[device] if 'cuda' in device else None)
+model = DDP(raw_model, device_ids=[device] if 'cuda' in device else None) if ddp else raw_model
 
 n_params = sum(p.numel() for p in raw_model.parameters())
 n_pos = sum(p.numel() for name, p in raw_model.named_parameters() if '.pos.' in name or '.wpe.' in name)
@@ -427,7 +430,8 @@ if master:
     if eval_only:
         val_loss = evaluate()
     train_seconds = seconds_before + time.time() - start
-    metrics, scores = evaluate_lengths()
+    with torch.compiler.set_stance('force_eager'): # no compilation per length
+        metrics, scores = evaluate_lengths()
     c = raw_model.config
     row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), **run_id, dataset=dataset, note=meta.get('note', ''))
     row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name.startswith('pos')} # read back from the model

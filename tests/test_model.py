@@ -125,7 +125,7 @@ def test_cached_generation_equals_full_forwards_past_block_size(name):
     """
     model, idx = wander(tiny(name, T=64, L=24)), tokens(3, 60)
     full, parts = whole_logits(model, idx), []
-    caches = [KVCache(3, 2, 60, 16, idx.device, torch.float32) for _ in range(2)]
+    caches = [KVCache(60, idx.device) for _ in range(2)]
     for a, b in ((0, 5), (5, 6), (6, 7), (7, 12), (12, 40), (40, 41), (41, 60)):
         with torch.no_grad():
             parts.append(model(idx[:, a:b], torch.full((3, b - a), -1), cache=caches)[0])
