@@ -20,10 +20,11 @@ import datetime
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
+from configurator import configure, usage # before torch: it makes Ctrl-C one line
+
 import numpy as np
 
-from common import COLORS, fail, read_rows, row_label, unpack
-from configurator import configure, usage
+from common import COLORS, fail, read_rows, row_label, save_figure, unpack
 from model import GPTConfig, make_pos
 
 # -----------------------------------------------------------------------------
@@ -148,6 +149,15 @@ def compare(rows, base, key, sign):
     sure = len(d) > 1 and abs(d.mean()) > half and p < .05
     return d.mean(), half, p, 'n=1' if len(d) == 1 else 'noise' if not sure else 'better' if d.mean() * sign > 0 else 'worse'
 
+def print_table(lines):
+    """Lists of cells, the head first, as text or Markdown."""
+    width = [max(len(l[c]) for l in lines) for c in range(len(lines[0]))]
+    for n, line in enumerate(lines):
+        if markdown:
+            print('| ' + ' | '.join(line) + ' |' + ('\n|' + ' --- |' * len(line)) * (n == 0))
+        else:
+            print('  '.join(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, width))))
+
 def report_on(path):
     table = read(path)
     first = next(iter(next(iter(table.values())).values()))
@@ -167,7 +177,7 @@ def report_on(path):
             x = np.array([r['metrics'][k] for r in rows.values()])
             half = interval(x)
             entry[k], entry[k + '_half'] = round(float(x.mean()), 4), None if math.isnan(half) else round(float(half), 4)
-            cells.append(f'{x.mean():.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'))
+            cells.append(f'{x.mean():.3f} ' + (f"({some['metrics'][k + '_lo']:.3f}-{some['metrics'][k + '_hi']:.3f})" if math.isnan(half) else f'±{half:.3f}'))
         if base is not None and rows is not base:
             for k in keys:
                 d, half, p, verdict = compare(rows, base, k, sign)
@@ -178,18 +188,17 @@ def report_on(path):
         ref = some['metrics'].get('ref_' + far.split('_')[1])
         cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([float(r['wall_seconds']) for r in rows.values()]) / 60:.1f}"]
         lines.append(cells)
-    width = [max(len(l[c]) for l in [head, *lines]) for c in range(len(head))]
-    for n, line in enumerate([head, *lines]):
-        if markdown:
-            print('| ' + ' | '.join(line) + ' |')
-            print('|' + ' --- |' * len(head)) if n == 0 else None
-        else:
-            print('  '.join(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, width))))
+    print_table([head, *lines])
     what = 'accuracy' if sign > 0 else 'bits per byte'
-    print(f"\n{what}: mean over n seeds ± 95% t interval, {len(first['scores'][far]):,} {'rows' if sign > 0 else 'windows'} each; L = {L}. "
+    print(f"\n{what}: mean over n seeds ± 95% t interval, {len(first['scores'][far]):,} {'rows' if sign > 0 else 'windows'} each; L = {L}. In brackets (one seed): 95% interval over these. "
           f"p: {'McNemar' if sign > 0 else 'bootstrap'}, paired by {'row' if sign > 0 else 'window'}, pooled over seeds.\n"
           f"A verdict other than noise needs both: the t interval of the paired difference without 0, and p < .05. "
           f"kernel: the single-kernel reference at {lens[-1]:g}L. min: minutes per run.")
+    places = [k for k in first['metrics'] if k.startswith('bpb_pos_')]
+    if places: # the targets differ from column to column, so only a column's numbers compare
+        mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
+        print(f"\nbits per byte by position in windows of {lens[-1]:g}L, mean over the seeds:")
+        print_table([['encoding', *(k[8:].replace('_', '-') for k in places)], *([label, *(f'{mean(rows, k):.2f}' for k in places)] for label, rows in table.items())])
     figure = draw(table, keys, lens, what, path.removesuffix('.csv') + '.png') if plot else None
     print(json.dumps(dict(report=os.path.basename(path), baseline=baseline, figure=figure and os.path.basename(figure), encodings=summary)))
 
@@ -221,7 +230,7 @@ def draw(table, keys, lens, what, path):
         ax.set_ylim(top=min(ax.get_ylim()[1], 1.02))
     ax.grid(alpha=.3)
     ax.legend(fontsize=8)
-    fig.savefig(path, dpi=120)
+    save_figure(fig, path)
     print(f'figure: {path}')
     return path
 

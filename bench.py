@@ -23,12 +23,13 @@ import subprocess
 import multiprocessing
 from contextlib import nullcontext
 
+from configurator import ROOT, configure, usage # before torch: it makes Ctrl-C one line
+
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from common import COLORS, autocast, choose_device
-from configurator import ROOT, configure, usage
+from common import COLORS, autocast, choose_device, save_figure
 from model import GPT, GPTConfig, NoPE, POS, make_pos
 
 # -----------------------------------------------------------------------------
@@ -207,16 +208,16 @@ def num(x, width, digits=0):
     return f"{'n/a':>{width}}" if x is None else f"{x:{width},.{digits}f}"
 
 def steps_table(names):
-    print(f"\na training step; the last column is its time over that of learned, measured in turns: median ({reps} pairs: min-max)")
-    print(f"{'T':>5} {'rows':>4} {'encoding':22} {'params':>11} {'path':>8} {'forward ms':>10} {'step ms':>8} {'tokens/s':>9} {'MB':>7}" + ' compile s' * compile + '  ratio')
+    print(f"\na training step; ratio: its time over that of learned, the two in turns, median (min-max) of {reps} pairs")
+    print(f"{'T':>5} {'rows':>4} {'encoding':21} {'params':>10} {'path':>8} {'fwd ms':>7} {'step ms':>7} {'tokens/s':>8} {'MB':>6}" + ' compile s' * compile + ' ratio')
     rows = []
     for t in T:
         for name in names:
             r = measure(name, t)
             rows.append(r)
             spread = f" ({r['ratio_min']:.2f}-{r['ratio_max']:.2f})" if r['ratio'] and name != 'learned' else ''
-            print(f"{t:5} {r['batch_size']:4} {name:22} {r['params']:11,} {r['path']:>8} {num(r['forward_ms'], 10, 1)} {num(r['step_ms'], 8, 1)} "
-                  f"{num(r['tokens_per_s'], 9)} {num(r['step_mb'], 7)}" + (num(r['compile_s'], 10, 1) if compile else '') + f" {num(r['ratio'], 6, 3)}{spread}", flush=True)
+            print(f"{t:5} {r['batch_size']:4} {name:21} {r['params']:10,} {r['path']:>8} {num(r['forward_ms'], 7)} {num(r['step_ms'], 7)} "
+                  f"{num(r['tokens_per_s'], 8)} {num(r['step_mb'], 6)}" + (num(r['compile_s'], 10, 1) if compile else '') + f" {num(r['ratio'], 5, 2)}{spread}", flush=True)
     return rows
 
 def memory_table(names):
@@ -234,8 +235,8 @@ def memory_table(names):
 def decode_table(names, n=32):
     """The n-th part of generate's extra time for n tokens more, against a full forward pass per token."""
     B = batch_size or 8
-    print(f"\ngeneration at context {decode_T}, {B} rows; median of {reps}. same: greedy tokens of the two ways that agree, of {n} x {B} (learned has no cache past L)")
-    print(f"{'encoding':22} {'path':>8} {'full ms/token':>13} {'cached ms/token':>15} {'cached tokens/s':>15} {'faster':>8} {'same':>8}")
+    print(f"\ngeneration at context {decode_T}, {B} rows, median of {reps}: ms per token with full forwards, with the cache; same: equal greedy tokens")
+    print(f"{'encoding':22} {'path':>8} {'full ms':>8} {'cached ms':>9} {'tokens/s':>9} {'faster':>8} {'same':>8}")
     rows = []
     for name in names:
         if name == 'naive':
@@ -256,7 +257,7 @@ def decode_table(names, n=32):
         ratio = median([a / b for a, b in times])
         a, b = (median(t) for t in zip(*times))
         rows.append(dict(pos=name, batch_size=B, path=re.search(r'path=(\w+)', model.describe())[1], full_ms=1e3 * a, cached_ms=1e3 * b, tokens_per_s=B / b, faster=ratio, same=same, of=n * B))
-        print(f"{name:22} {rows[-1]['path']:>8} {1e3 * a:13.2f} {1e3 * b:15.2f} {B / b:15,.0f} {ratio:7.1f}x {same:4}/{n * B}", flush=True)
+        print(f"{name:22} {rows[-1]['path']:>8} {1e3 * a:8.1f} {1e3 * b:9.2f} {B / b:9,.0f} {ratio:7.1f}x {same:4}/{n * B}", flush=True)
     return rows
 
 # -----------------------------------------------------------------------------
@@ -311,9 +312,8 @@ def draw(rows):
         ax.set_xticks(T, map(str, T))
         ax.minorticks_off()
     axes[1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
-    os.makedirs(out_dir, exist_ok=True)
     path = os.path.join(out_dir, 'bench.png')
-    fig.savefig(path, dpi=120, bbox_inches='tight')
+    save_figure(fig, path, bbox_inches='tight')
     print(f"\n{path}")
 
 def cpu_name():
@@ -338,11 +338,12 @@ def main():
     start = time.time()
     card = dict(machine=torch.cuda.get_device_name() if cuda else cpu_name(), device=device, dtype=dtype, compile=compile, threads=torch.get_num_threads(), torch=torch.__version__,
                 n_layer=n_layer, n_head=n_head, n_embd=n_embd, mlp_ratio=mlp_ratio, vocab_size=vocab_size)
-    print('bench: ' + ' '.join(f"{k}={v}" for k, v in card.items()))
+    for keys in ('machine device dtype compile threads torch', 'n_layer n_head n_embd mlp_ratio vocab_size'):
+        print(('bench: ' if 'machine' in keys else '       ') + ' '.join(f"{k}={card[k]}" for k in keys.split()))
 
     limit = 3e-4 if dtype == 'float32' else 0.05
     errors = {name: check(name) for name in names}
-    print(f"\nlargest error of attend against the definition, T = 1024, {dtype} (limit {limit:g}):\n" + '\n'.join(f"{n:22} {e:.1e}" for n, e in errors.items()), flush=True)
+    print(f"\nlargest error of attend against the definition, T = 1024, {dtype}, limit {limit:g}:\n" + '\n'.join(f"{n:22} {e:.1e}" for n, e in errors.items()), flush=True)
     out = dict(card=card, errors=errors)
     if decode:
         out['decode'] = decode_table(names)

@@ -24,19 +24,6 @@ def fail(message):
     print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
     sys.exit(1)
 
-def in_one_line(kind, error, traceback):
-    """sys.excepthook: Ctrl-C and lack of memory are no faults of the program."""
-    script = os.path.basename(sys.argv[0])
-    if issubclass(kind, KeyboardInterrupt):
-        print(f"{script}: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
-    if kind is MemoryError or isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        what = (str(error).strip().splitlines() or [''])[0][:120]
-        print(f"{script}: out of memory ({what}): try smaller sizes", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, traceback)
-
-sys.excepthook = in_one_line
 csv.field_size_limit(2**31 - 1) # the scores of many rows are a long cell
 
 # -----------------------------------------------------------------------------
@@ -111,12 +98,27 @@ def load_tokens(name, split, meta, row_len=None):
     return tokens.reshape(-1, row_len) if row_len else tokens
 
 def check_tokens(name, split, meta):
-    """Once at start: every token of the split lies inside the vocabulary. Returns the number of tokens, or of training rows."""
-    tokens = load_tokens(name, split, meta)
-    top = max(int(tokens[a:a + 2**24].max()) for a in range(0, len(tokens), 2**24))
+    """Once at start: every token of the split lies inside the vocabulary. Returns the number of tokens, or of rows."""
+    tokens, top = load_tokens(name, split, meta), 0
+    with open(os.path.join(data_dir(name), f'{split}.bin'), 'rb') as f: # in pieces: a map would keep the whole file in memory
+        while len(piece := np.fromfile(f, dtype=meta['dtype'], count=2**22)):
+            top = max(top, int(piece.max()))
     if top >= meta['vocab_size']:
         fail(f"data/{name}/{split}.bin holds token {top}, outside the vocabulary of {meta['vocab_size']}; run its prepare.py again")
     return len(tokens) // meta.get('row_len', 1)
+
+def lock(name):
+    """An open file that no other run has until it is closed: who makes or opens the data set is alone with it."""
+    try:
+        f = open(os.path.join(data_dir(name), '.lock'), 'w')
+    except OSError: # a folder that cannot be written is a folder that nobody changes
+        return open(os.devnull)
+    try:
+        import fcntl
+        fcntl.flock(f, fcntl.LOCK_EX)
+    except ImportError: # Windows
+        pass
+    return f
 
 def make_synth(L, lengths, train_rows, val_rows, test_rows):
     """
@@ -413,6 +415,13 @@ def row_label(rows):
         differ = [k for k in settings if len({o[k] for o in others}) > 1 and r[k] not in ('', 'None')]
         labels.append(' '.join([r['pos'], *(f"{k.removeprefix('pos_')}={r[k]}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in differ)]))
     return labels
+
+def save_figure(fig, path, **kw):
+    try:
+        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+        fig.savefig(path, dpi=120, **kw)
+    except OSError as e:
+        fail(f"{path} cannot be written ({e.strerror}): give another folder")
 
 # one colour per encoding in every figure of the project
 COLORS = {

@@ -24,6 +24,20 @@ def usage(message):
     print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
     sys.exit(2)
 
+def in_one_line(kind, error, traceback):
+    """sys.excepthook: Ctrl-C and lack of memory are no faults of the program. Here, so that it holds while torch loads."""
+    script = os.path.basename(sys.argv[0])
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{script}: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
+    if kind is MemoryError or kind.__name__ == 'OutOfMemoryError' or "can't allocate memory" in str(error):
+        what = (str(error).strip().splitlines() or [''])[0][:120]
+        print(f"{script}: out of memory ({what}): try smaller sizes", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+sys.excepthook = in_one_line
+
 def configure(g, rules={}, argv=None):
     """Override the settings in g (a script's globals()) from argv and return them as a dict. Unknown names and bad values end the script."""
     argv = sys.argv[1:] if argv is None else argv

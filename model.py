@@ -41,15 +41,6 @@ from torch.nn import functional as F
 def at_least_float32(x):
     return torch.promote_types(x.dtype, torch.float32)
 
-@torch.library.custom_op('nanojordan::cos_sin', mutates_args=())
-def cos_sin(angle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(T, n) -> cos and sin, (2, T, n). An operator of its own: torch.compile would redo them for every head of every row."""
-    return torch.stack((angle.cos(), angle.sin())).to(dtype)
-
-@cos_sin.register_fake
-def _(angle, dtype):
-    return angle.new_empty((2, *angle.shape), dtype=dtype)
-
 def alibi_slopes(n):
     """ALiBi's slope per head (Press et al. 2022): 2^{-8h/n}; for n no power of two, the lower power's and every second of the next."""
     k = 2 ** math.floor(math.log2(n))
@@ -104,7 +95,7 @@ class NoPE(nn.Module):
             span = cache.j if cache else j
             ends = torch.stack((span[0], span[-1]))
             q, k = self.factors(u, w, i, j, ends)
-            if self.slopes: # softmax ignores what is constant along a row, so -slope (i-j) is one more coordinate: 1 times slope j
+            if self.slopes: # softmax ignores what is constant along a row, so -slope (i-j) is one more coordinate: 16 times slope j / 16
                 q, k, v = self.with_alibi(q, k, v, j, ends)
             k, v, j = cache.append(k, v) if cache else (k, v, j)           # k~, not w: earlier keys need no work again
             # is_causal aligns top-left, so a cached query block (1 < Tq < Tk) brings its own lower-right mask; one query sees every key
@@ -117,7 +108,7 @@ class NoPE(nn.Module):
 
     def with_alibi(self, q, k, v, j, ends):
         slopes = torch.tensor(self.slopes, device=j.device, dtype=at_least_float32(q))
-        column = slopes[:, None] * (j - ends.sum() // 2) * self.hs ** 0.5    # (nh, Tk), centred: any origin will do
+        column = slopes[:, None] * (j - ends.sum() // 2) * (self.hs ** 0.5 / 16)    # (nh, Tk), centred: any origin will do
         if q.element_size() < 4: # half precision needs a high and a low part
             high = column.to(q.dtype)
             column = torch.stack((high, (column - high).to(q.dtype)), dim=-1)
@@ -125,7 +116,7 @@ class NoPE(nn.Module):
             column = column[..., None].to(q.dtype)
         n = column.size(-1)
         k = torch.cat((k, column.expand(k.size(0), -1, -1, -1)), dim=-1)
-        return F.pad(q, (0, n), value=1.0), k, F.pad(v, (0, n)) # v of another width would leave the flash path
+        return F.pad(q, (0, n), value=16.0), k, F.pad(v, (0, n)) # 16: float16 ends at 65504. v of another width would leave the flash path
 
     def choose_path(self, T):
         """Pick the path of `attend` for lengths up to T. Reads parameter values, so it is called outside the graph."""
@@ -187,13 +178,13 @@ class Jordan(NoPE):
         """Damping in 1/token, (nh, F)."""
         if self.log_gamma is None:
             return torch.zeros(self.n_head, self.F)
-        return self.gamma0 * self.log_gamma.exp()
+        return self.gamma0 * self.log_gamma.to(at_least_float32(self.log_gamma)).exp()
 
     def eta(self):
         """Shear in the units of s(d): 1/token for d and tau, 1/L for d/L. (nh, F)."""
         if self.atanh_eta is None:
             return torch.zeros(self.n_head, self.F)
-        return self.eta_max * self.atanh_eta.tanh()
+        return self.eta_max * self.atanh_eta.to(at_least_float32(self.atanh_eta)).tanh()
 
     def omega(self, dtype, device):
         """Angle per token of each of the hs/2 (re, im) pairs: the m pairs of a block share one."""
@@ -204,7 +195,8 @@ class Jordan(NoPE):
     def table(self, p, dtype):
         """cos and sin of omega p: (T) -> (2, T, hs/2). Angles are formed in float64 where the device has it."""
         wide = torch.float32 if p.device.type == 'mps' else torch.float64
-        return cos_sin(p.to(wide)[:, None] * self.omega(wide, p.device), dtype)
+        angle = p.to(wide)[:, None] * self.omega(wide, p.device)           # (T, hs/2)
+        return torch.stack((angle.cos(), angle.sin())).to(dtype)
 
     def rotate(self, x, p, table=None):
         """R(omega p) x: (B, nh, T, hs), (T) -> (B, nh, T, hs)."""

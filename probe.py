@@ -16,11 +16,12 @@ import math
 import time
 from contextlib import nullcontext
 
+from configurator import configure, usage # before torch: it makes Ctrl-C one line
+
 import numpy as np
 import torch
 
-from common import COLORS, KERNELS, accuracy_of_kernel, data_dir, load_checkpoint, load_meta, load_tokens, model_of, reference_accuracies, score_rows, wilson
-from configurator import configure, usage
+from common import COLORS, KERNELS, accuracy_of_kernel, check_tokens, data_dir, load_checkpoint, load_meta, load_tokens, model_of, reference_accuracies, save_figure, score_rows, wilson
 from model import GPTConfig, POS, make_pos
 
 # -----------------------------------------------------------------------------
@@ -459,6 +460,7 @@ def learned(path):
         edges = np.linspace(1, T, min(flip_lags, T - 1) + 1)               # a random lag from each of equal stretches
         lags = np.unique((edges[:-1] + rng.random(len(edges) - 1) * np.diff(edges)).astype(np.int64))
         n = max(2, flip_rows * c.block_size // T)
+        check_tokens(dataset, f'test_{T}', meta) if there and T in meta['test_lens'] else None
         data = load_tokens(dataset, f'test_{T}', meta, T + 1) if there and T in meta['test_lens'] else task_rows(meta, T, max(n, acc_rows))
         flips = flip_kernel(model, torch.from_numpy(data[:n, :-1].astype(np.int64)), torch.from_numpy(lags)).numpy()
         kernel, teacher = flips.mean(axis=0), KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
@@ -486,9 +488,8 @@ def figure(rows, columns, width, height, **kw):
     return plt.subplots(rows, columns, figsize=(width, height), layout='constrained', squeeze=False, **kw)
 
 def save(fig, name):
-    os.makedirs(out_dir, exist_ok=True)
     path = os.path.join(out_dir, f'{name}.png')
-    fig.savefig(path, dpi=120)
+    save_figure(fig, path)
     print(f'figure: {path}')
     return path
 

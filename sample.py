@@ -12,11 +12,12 @@ import os
 import sys
 import signal
 
+from configurator import configure, usage # before torch: it makes Ctrl-C one line
+
 import numpy as np
 import torch
 
-from common import autocast, choose_device, fail, gpt2_bpe, load_checkpoint, load_meta, load_tokens, model_of
-from configurator import configure, usage
+from common import autocast, check_tokens, choose_device, fail, gpt2_bpe, load_checkpoint, load_meta, load_tokens, model_of
 
 # -----------------------------------------------------------------------------
 out_dir = 'out' # where train.py wrote the checkpoint
@@ -73,6 +74,7 @@ def show_rows():
     counts = []
     for T in lengths:
         model.choose_paths(T)
+        check_tokens(dataset, f'test_{T}', meta)
         rows = load_tokens(dataset, f'test_{T}', meta, T + 1)
         rows = rows[np.sort(np.random.default_rng([seed, T]).permutation(len(rows))[:num_samples])]
         chances, truth = answers(rows), rows[:, -1]

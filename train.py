@@ -20,15 +20,16 @@ import datetime
 import contextlib
 from dataclasses import asdict, fields
 
+from configurator import configure, usage # before torch: it makes Ctrl-C one line
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from common import (append_row, autocast, bootstrap, check_tokens, choose_device, config_hash, data_dir, fail, git_commit,
-                    find_row, load_checkpoint, load_meta, load_tokens, make_synth, model_of, pack, read_rows, reference_accuracies, replace_file, save_checkpoint,
+                    find_row, load_checkpoint, load_meta, load_tokens, lock, make_synth, model_of, pack, read_rows, reference_accuracies, replace_file, save_checkpoint,
                     score_rows, score_windows, wilson)
-from configurator import configure, usage
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------
@@ -130,7 +131,8 @@ context = autocast(device, dtype)
 checkpoint = load_checkpoint(ckpt_path) if init_from == 'resume' else None
 
 # data. The synthetic task makes itself when it is missing or was made for other sizes
-if dataset == 'synth' and master:
+locked = lock(dataset) if dataset == 'synth' and master else None # until its files are open, or another run might make it anew
+if locked:
     new_rows = max_iters * batch_size * gradient_accumulation_steps # a resumed run keeps the rows it began with
     make_synth(block_size, eval_lens, checkpoint.get('train_rows', 1) if checkpoint else max(1, new_rows), eval_iters, eval_rows)
 if ddp:
@@ -157,6 +159,11 @@ if not is_rows:
         if sizes[split] <= need:
             fail(f"data/{dataset}/{split}.bin has {sizes[split]:,} tokens, but a window of {need} and its target need {need + 1:,}: "
                  f"use a longer text or a smaller {setting}")
+
+if ddp:
+    dist.barrier()
+if locked:
+    locked.close()
 
 # what identifies this run's row in results.csv: the settings that can change a number, at any commit; the data; the seed
 ignore = ('out_dir results seed init_from eval_only skip_done log_interval wandb_log wandb_project wandb_run_name always_save_checkpoint save_best '

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import ALL, DAMPED, JORDAN, SHEAR, attend, attend_by_definition, base, build, orders, positions, qkv, randomise, span
 from model import GPT, POS, GPTConfig, KVCache, make_pos
+from torch._dynamo.testing import CompileCounter
 
 F64 = torch.float64
 
@@ -125,10 +126,12 @@ def test_cached_generation_equals_full_forwards_past_block_size(name):
     """
     model, idx = wander(tiny(name, T=64, L=24)), tokens(3, 60)
     full, parts = whole_logits(model, idx), []
-    caches = [KVCache(60, idx.device) for _ in range(2)]
+    caches, places = [KVCache(60, idx.device) for _ in range(2)], set()
     for a, b in ((0, 5), (5, 6), (6, 7), (7, 12), (12, 40), (40, 41), (41, 60)):
         with torch.no_grad():
             parts.append(model(idx[:, a:b], torch.full((3, b - a), -1), cache=caches)[0])
+        places |= {c.k.data_ptr() for c in caches}
+    assert len(places) == 2, 'the cache stays where it is'
     assert torch.allclose(torch.cat(parts, dim=1), full, rtol=0, atol=1e-4)
 
     model = model.double() # in float64, so that no near-tie decides
@@ -261,6 +264,61 @@ def test_a_separable_model_does_not_recompile_per_length():
             assert torch.allclose(compiled(x)[0], model(x)[0], rtol=0, atol=1e-4)
             assert compiled(x, y)[1].item() == pytest.approx(model(x, y)[1].item(), abs=1e-5)
     assert graphs_of(model, run) <= 4
+
+@pytest.mark.parametrize('name', ['rope', 'jordan_scaled', 'direct_sum', 'jordan_exact+alibi', 'jordan_stabilized'])
+def test_generation_does_not_recompile_per_token(name):
+    """Compiled block by block, as train.py does: a prompt and 40 tokens, past block_size, in at most 4 graphs, and the same text."""
+    torch._dynamo.reset()
+    model, count = wander(tiny(name, L=32, T=64)), CompileCounter()
+    want = model.generate(tokens(2, 9), 40, temperature=0)
+    for block in model.transformer.h:
+        block.compile(backend=count, fullgraph=True)
+    assert torch.equal(model.generate(tokens(2, 9), 40, temperature=0), want)
+    assert 1 <= count.frame_count <= 4
+
+# -----------------------------------------------------------------------------
+# half precision
+
+@pytest.mark.parametrize('name', ['learned', 'rope', 'jordan_scaled+alibi', 'jordan_exact', 'jordan_stabilized'])
+def test_training_in_bfloat16_keeps_up(name):
+    """One encoding a path, 200 steps under bfloat16 autocast on words of three letters: mean loss of the last 50 within 2% of float32's."""
+    draw = torch.Generator().manual_seed(0)
+    text = torch.randint(17, (12, 3), generator=draw)[torch.randint(12, (1500,), generator=draw)].flatten()
+    def train(dtype):
+        torch.manual_seed(0)
+        model, losses = GPT(GPTConfig(block_size=32, vocab_size=17, n_layer=1, n_head=2, n_embd=32, mlp_ratio=2, pos=name, pos_eta0=0.01)), []
+        optimizer = model.configure_optimizers(0.1, 1e-2, (0.9, 0.95), 'cpu', pos_lr_mult=20)
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(200):
+            starts = torch.randint(len(text) - 33, (8,), generator=draw)
+            x, y = (torch.stack([text[s + n:s + n + 32] for s in starts]) for n in (0, 1))
+            with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
+                _, loss = model(x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return sum(losses[-50:]) / 50, losses[0]
+    (want, first), (got, _) = train(torch.float32), train(torch.bfloat16)
+    assert want < 0.9 * first and abs(got - want) <= 0.02 * want, (want, got)
+
+@pytest.mark.parametrize('name', sorted(SHEAR))
+def test_gamma_and_eta_of_a_half_precision_model_are_formed_in_float32(name):
+    """What .to(bfloat16) rounds are the parameters, not what is made of them."""
+    pos = build(name, dtype=torch.float32).bfloat16()
+    for got, parameter, of in ((pos.gamma(), pos.log_gamma, lambda a: pos.gamma0 * a.exp()), (pos.eta(), pos.atanh_eta, lambda b: pos.eta_max * b.tanh())):
+        assert got.dtype == torch.float32 and torch.equal(got, of(parameter.float()))
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('name', [n for n in ALL if n.endswith('alibi')])
+def test_alibi_is_finite_and_right_far_out_in_half_precision(name, dtype):
+    """The last 8 queries of 65,536 positions: float16 ends at 65,504, a slope times a distance may not. Within .03 of the definition on the same numbers."""
+    T = 65536
+    pos, j = build(name, T=T, L=1024, nh=1, hs=16, gamma_T=8, eta_s=2, dtype=torch.float32), positions(T)
+    q, k, v = (x.to(dtype) for x in qkv(1, 1, T, 16))
+    got = attend(pos, q[:, :, -8:], k, v, j[-8:], j)
+    want = attend_by_definition(pos.double(), q[:, :, -8:].double(), k.double(), v.double(), j[-8:], j)
+    assert got.isfinite().all() and worst(got.double(), want) <= 0.03
 
 # -----------------------------------------------------------------------------
 # memory

@@ -33,9 +33,9 @@ def repo(tmp_path_factory):
     run(copy, 'data/synth/prepare.py', '--L=16', '--train_rows=24000', cwd=copy)
     return copy
 
-def run(repo, script, *flags, cwd, ok=True, timeout=120, **env):
+def run(repo, script, *flags, cwd, ok=True, timeout=120, warnings='error', **env):
     """A script by subprocess; its stdout. With ok=False the finished process."""
-    p = subprocess.run([sys.executable, '-W', 'error', os.path.join(repo, script), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
+    p = subprocess.run([sys.executable, '-W', warnings, os.path.join(repo, script), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
                        timeout=timeout, stdin=subprocess.DEVNULL, env=os.environ | {'OMP_NUM_THREADS': '1'} | env)
     if ok:
         assert p.returncode == 0, p.stderr[-3000:]
@@ -377,9 +377,46 @@ def test_device_choice_by_what_there_is(repo, monkeypatch, capfd):
 def test_compile_that_fails_falls_back_to_eager_with_one_line(repo, tmp_path, compiler):
     """No compiler, and one that fails."""
     out = run(repo, 'train.py', *TINY, '--pos=rope', '--max_iters=2', '--compile=True', '--eval_lens=16', cwd=tmp_path,
-              CXX=compiler, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'cache'))
+              warnings='ignore', CXX=compiler, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'cache'))
     said = [line for line in out.splitlines() if 'torch.compile failed' in line]
-    assert len(said) == 1 and 'eager' in said[0] and 'compile=False' in out and json.loads(out.splitlines()[-1])['iters'] == 2
+    assert len(said) == 1 and 'C++ compiler' in said[0] and 'eager' in said[0] and 'compile=False' in out and json.loads(out.splitlines()[-1])['iters'] == 2
+
+@pytest.mark.parametrize('script', ['train.py', 'sample.py', 'probe.py', 'bench.py', 'ablate.py', 'data/synth/prepare.py', 'data/text/prepare.py', 'data/wikitext103/prepare.py'])
+def test_ctrl_c_while_torch_loads_is_one_line(repo, tmp_path, script):
+    (tmp_path / 'torch.py').write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n") # for as long as the test needs
+    p = subprocess.Popen([sys.executable, os.path.join(repo, script), 'x'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env=os.environ | {'PYTHONPATH': str(tmp_path)}, cwd=tmp_path)
+    assert p.stdout.readline() == 'loading\n'
+    p.send_signal(signal.SIGINT)
+    _, err = p.communicate(timeout=30)
+    assert_refused(p.returncode, err, 'interrupted', code=130)
+
+def test_two_runs_that_want_other_rows_at_once(repo, tmp_path):
+    """Both make data/synth for themselves, one after the other; neither trains on the other's rows."""
+    flags = [f for f in TINY if 'block_size' not in f] + ['--pos=rope', '--max_iters=2', '--compile=False']
+    runs = [subprocess.Popen([sys.executable, os.path.join(repo, 'train.py'), *flags, f'--block_size={L}', f'--eval_lens={L}', f'--out_dir={tmp_path}/o{L}'],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {'OMP_NUM_THREADS': '1'}) for L in (8, 12, 16)]
+    try:
+        for p, L in zip(runs, (8, 12, 16)):
+            out, err = p.communicate(timeout=120)
+            assert p.returncode == 0 and json.loads(out.splitlines()[-1])['block_size'] == L, err
+    finally: # the suite's own rows
+        run(repo, 'data/synth/prepare.py', '--L=16', '--train_rows=24000', cwd=tmp_path)
+
+def test_memory_does_not_grow_with_the_data_file(repo, tmp_path):
+    """A training file of 300 MB costs less than 30 MB more than one of 1 MB, by peak resident memory."""
+    def peak(size):
+        folder = os.path.join(repo, 'data/t')
+        stream(repo, 't', np.zeros(1000, np.uint8), np.zeros(1000, np.uint8))
+        with open(os.path.join(folder, 'train.bin'), 'r+b') as f:
+            f.truncate(size)
+        code = (f"import sys, runpy; sys.argv = {['train.py', *TINY, '--pos=rope', '--dataset=t', '--max_iters=40', '--eval_lens=16', f'--out_dir={tmp_path}/o']!r}\n"
+                f"sys.path.insert(0, {str(repo)!r})\nrunpy.run_path({os.path.join(repo, 'train.py')!r}, run_name='__main__')\n"
+                "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])")
+        p = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {'OMP_NUM_THREADS': '1'})
+        assert p.returncode == 0, p.stderr
+        return int(p.stdout.splitlines()[-1]) / 1024
+    assert peak(300 * 2**20) < peak(2**20) + 30
 
 def test_an_out_dir_that_cannot_be_is_one_line(repo, tmp_path, capfd, monkeypatch):
     (tmp_path / 'file').write_text('')
@@ -439,15 +476,27 @@ def test_text_scores_the_same_targets_at_every_length(repo, tmp_path, capfd, mon
     """A model that ignores its context has the same bits per byte at every length: longer is not easier."""
     rng = np.random.default_rng(0)
     stream(repo, 't', rng.integers(0, 256, 4000), np.sort(rng.integers(0, 256, 4000))) # the text gets 'harder' towards its end
-    with open(os.path.join(repo, 'model.py')) as f:
-        source = f.read()
     status, g, out, err = train_here(repo, capfd, monkeypatch, *TINY, '--pos=nope', '--max_iters=1', '--dataset=t', f'--out_dir={tmp_path}/o')
+    def values():
+        metrics, scores = g['evaluate_lengths']()
+        return [metrics[f'bpb_{T}'] for T in (16, 32, 64, 128)], scores
     with torch.no_grad():
         for block in g['raw_model'].transformer.h:
             block.attn.c_proj.weight.zero_()                               # no attention: a function of the last byte alone
-    metrics, _ = g['evaluate_lengths']()
-    values = [metrics[f'bpb_{T}'] for T in (16, 32, 64, 128)]
-    assert max(values) - min(values) < 1e-5 and values[0] > 0
+    of_last_byte, _ = values()
+    assert max(of_last_byte) - min(of_last_byte) < 1e-5 and of_last_byte[0] > 0
+
+    class Constant(torch.nn.Module): # always the same distribution, whatever it read
+        logits = torch.linspace(-2, 2, 256)
+        def forward(self, x):
+            return self.logits.expand(*x.shape[:-1], -1)
+    g['raw_model'].lm_head = Constant()
+    constant, scores = values()
+    assert max(constant) - min(constant) < 1e-6
+    # and it is the mean of its codes for these very bytes: the last 8 of windows spread over the text
+    tokens, bits = np.fromfile(os.path.join(repo, 'data/t/val.bin'), np.uint8), -torch.log_softmax(Constant.logits, 0).numpy() / np.log(2)
+    ends = np.linspace(129, len(tokens), len(scores['bpb_16'])).astype(int)
+    assert constant[0] == pytest.approx(np.mean([bits[tokens[e - 8:e]].mean() for e in ends]), abs=1e-5)
 
 # -----------------------------------------------------------------------------
 # ablate.py and the README

@@ -21,8 +21,8 @@ import hashlib
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
+from configurator import configure, usage # first: it makes Ctrl-C one line while torch loads
 from common import KERNELS, data_dir, fail, replace_file
-from configurator import configure, usage
 
 # -----------------------------------------------------------------------------
 L = 256 # training length: bits and QUERY of a training row, and the unit of K

@@ -17,8 +17,8 @@ import signal
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
+from configurator import configure, usage # first: it makes Ctrl-C one line while torch loads
 from common import data_dir, fail, gpt2_bpe, write_stream
-from configurator import configure, usage
 
 # -----------------------------------------------------------------------------
 val = '' # validation text; '': the end of the training text

@@ -21,8 +21,8 @@ import hashlib
 import zipfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
+from configurator import configure, usage # first: it makes Ctrl-C one line while torch loads
 from common import data_dir, fail, write_stream
-from configurator import configure, usage
 
 # -----------------------------------------------------------------------------
 src = '' # zip or folder, relative to the shell's directory; '': download
