@@ -95,6 +95,7 @@ class NoPE(nn.Module):
             span = cache.j if cache else j
             ends = torch.stack((span[0], span[-1]))
             q, k = self.factors(u, w, i, j, ends)
+            del u, w
             if self.slopes: # softmax ignores what is constant along a row, so -slope (i-j) is one more coordinate: 16 times slope j / 16
                 q, k, v = self.with_alibi(q, k, v, j, ends)
             k, v, j = cache.append(k, v) if cache else (k, v, j)           # k~, not w: earlier keys need no work again
@@ -139,7 +140,6 @@ class Jordan(NoPE):
     A function of d alone, except for s = 'tau(i)-tau(j)'. A one-parameter group, G(a+b) = G(a) G(b), for s = 'd' and 'd/L'.
     """
     SHEARS = ('d', 'd/L', 'tau(d)', 'tau(i)-tau(j)') # tau(x) = x / (1 + |x|/L)
-    block = 128 # queries at a time on the pairwise path
 
     def __init__(self, config, s=None, damped=True, rotary=True, order=None, c=None, alibi=False):
         super().__init__(config, alibi)
@@ -255,10 +255,9 @@ class Jordan(NoPE):
     def exp_shear(self, x, h, transpose=False):
         """exp(h N) x, or exp(h N)^T x, along the m of (B, nh, T, F, m, 2)."""
         y = x
-        for r in range(1, self.m): # N takes component a+1 to a, its transpose a to a+1
-            x = F.pad(x[..., :-1, :], (0, 0, 1, 0)) if transpose else F.pad(x[..., 1:, :], (0, 0, 0, 1))
-            x = x * (h / r)
-            y = y + x
+        for r in range(1, self.m): # N^r takes component a+r to a, its transpose a to a+r
+            moved = F.pad(x[..., :-r, :], (0, 0, r, 0)) if transpose else F.pad(x[..., r:, :], (0, 0, 0, r))
+            y = torch.addcmul(y, moved, h ** r / math.factorial(r))
         return y
 
     # pairwise path: (*) for a block of queries at a time, as m matrix products. Any s(d); memory O(block x T).
@@ -266,24 +265,25 @@ class Jordan(NoPE):
     def attend_pairwise(self, u, w, v, i, j):
         B, nh, Tq, _ = u.shape
         Tk, y = w.size(2), []
-        # on a CPU take so many rows of the batch at a time that a block of scores, about 4 MB, stays in the cache
-        eager_cpu = u.device.type == 'cpu' and not torch.compiler.is_compiling()
-        rows = max(1, 2**20 // (nh * self.block * Tk)) if eager_cpu else B
+        rows, block = B, 128                                               # queries at a time
+        if u.device.type == 'cpu' and not torch.compiler.is_compiling():   # a block of scores, about 4 MB, stays in the cache
+            block = min(block, max(16, 2**20 // (nh * Tk)))
+            rows = max(1, 2**20 // (nh * block * Tk))
         for b in range(0, B, rows):
             for a in range(0, Tq, self.tile):
                 n = Tk - max(0, Tq - a - self.tile)                        # keys up to the end of this tile
                 tile, row = slice(a, a + self.tile), slice(b, b + rows)
-                y.append(self.attend_tile(u[row, :, tile], w[row, :, :n], v[row, :, :n], i[tile], j[:n]))
+                y.append(self.attend_tile(u[row, :, tile], w[row, :, :n], v[row, :, :n], i[tile], j[:n], block))
         tiles = math.ceil(Tq / self.tile)
         return torch.cat([torch.cat(y[a:a + tiles], dim=2) for a in range(0, len(y), tiles)])
 
-    def attend_tile(self, u, w, v, i, j):
+    def attend_tile(self, u, w, v, i, j, block):
         """Queries that share one origin of the decay, against all keys up to the last of them."""
         (B, nh, Tq, _), Tk, y = u.shape, w.size(2), []
         pairs = [(q.flatten(0, 1), k.flatten(0, 1).transpose(-2, -1)) for q, k in self.products(u, w, i, j)] # heads beside the batch
         v = v.flatten(0, 1)
-        for a in range(0, Tq, self.block):
-            b = min(a + self.block, Tq)
+        for a in reversed(range(0, Tq, block)): # the largest first: what it frees has room for the others
+            b = min(a + block, Tq)
             n = Tk - Tq + b                                                # keys up to the end of this query block
             ib, jb = i[a:b], j[:n]
             score = torch.zeros(1, device=j.device, dtype=pairs[0][0].dtype).masked_fill(ib[:, None] < jb, -math.inf) # (block, n)
@@ -295,7 +295,7 @@ class Jordan(NoPE):
                 for q, k in pairs[1:]:
                     score, sr = torch.addcmul(score, sr, q[:, a:b] @ k[..., :n]), sr * s
             y.append(F.softmax(score, dim=-1).to(v.dtype) @ v[:, :n])
-        return torch.cat(y, dim=1).unflatten(0, (B, nh))
+        return torch.cat(y[::-1], dim=1).unflatten(0, (B, nh))
 
     def products(self, u, w, i, j):
         """[(q_r, k_r)], r < m, with score / sqrt(hs) = sum_r s(d)^r q_r . k_r: (B, nh, T, hs (m-r)/m) each."""
@@ -457,9 +457,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, p, table, n, cache=None):
         """x (B, T, C) at positions p (T) -> (B, n, C): the last n queries against all keys, cached ones included."""
         q, k, v = self.c_attn(x).unflatten(-1, (3 * self.n_head, -1)).transpose(1, 2).split(self.n_head, dim=1) # (B, nh, T, hs) each
-        u = self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:])
-        w = self.pos.rotate(k, p, table)
-        y = self.pos.attend(u, w, v, p[-n:], p, cache)                     # (B, nh, n, hs)
+        q, k = self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:]), self.pos.rotate(k, p, table)
+        y = self.pos.attend(q, k, v, p[-n:], p, cache)                     # (B, nh, n, hs)
         y = y.transpose(1, 2).flatten(-2)                                  # heads side by side again: (B, n, C)
         return self.resid_dropout(self.c_proj(y))
 
