@@ -131,9 +131,12 @@ def read(path):
         fail(f"{path}: holds no rows of train.py")
     if len(lengths := sorted({r['block_size'] for r in rows}, key=int)) > 1:
         fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
-    table = {}
+    table, measured = {}, {}
     for r, label in zip(rows, row_label(rows)):
         r['metrics'] = json.loads(r['metrics'])
+        measured[', '.join(k for k in r['metrics'] if re.fullmatch(r'(acc|bpb)_\d+', k))] = True
+        if len(measured) > 1:
+            fail(f"{path}: holds runs that measured {' and runs that measured '.join(measured)}, which are no one table; give each study an --out_dir of its own")
         r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
         table.setdefault(label, {})[int(r['seed'])] = r
     return table
@@ -211,15 +214,15 @@ def draw(table, keys, lens, what, path):
         return None
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
-    fig, ax = plt.subplots(figsize=(7, 4.2), layout='constrained')
+    fig, ax = plt.subplots(figsize=(8.5, 4.2), layout='constrained')
     markers = 'os^Dv<>Pp*Xh'
     for n, (label, rows) in enumerate(table.items()):
         x = np.array([[r['metrics'][k] for k in keys] for r in rows.values()])
         half = np.array([interval(c) for c in x.T])
         r = next(iter(rows.values()))['metrics']
         lo, hi = (x.mean(0) - half, x.mean(0) + half) if len(x) > 1 else ([r[k + '_lo'] for k in keys], [r[k + '_hi'] for k in keys])
-        color = COLORS.get(label.split()[0])
-        line, = ax.plot(lens, x.mean(0), marker=markers[n % len(markers)], color=color, ls='-' if label.split()[0] == label else '--', ms=5, label=f'{label} (n={len(x)})')
+        color = COLORS.get(label.split()[0], COLORS.get(label.split()[0].removesuffix('+alibi')))
+        line, = ax.plot(lens, x.mean(0), marker=markers[n % len(markers)], color=color, ls='-' if label in COLORS else '--', ms=5, label=f'{label} (n={len(x)})')
         ax.fill_between(lens, lo, hi, color=line.get_color(), alpha=.15, lw=0)
         ax.plot(lens, x.T, color=line.get_color(), lw=.7, alpha=.6)          # each seed
     ax.set_xscale('log', base=2)
@@ -229,7 +232,7 @@ def draw(table, keys, lens, what, path):
     if what == 'accuracy':
         ax.set_ylim(top=min(ax.get_ylim()[1], 1.02))
     ax.grid(alpha=.3)
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
     save_figure(fig, path)
     print(f'figure: {path}')
     return path

@@ -238,26 +238,27 @@ class Jordan(NoPE):
 
     def factors(self, u, w, i, j, ends):
         dtype = at_least_float32(u)
-        o = ends.sum() / 2                                                 # any common origin gives the same score;
-        q, k = self.blocks(u), self.blocks(w)                              # the centre keeps exponents and shears small
+        q, k = u.to(dtype), w.to(dtype)
         if self.log_gamma is not None:
-            gamma = self.gamma().to(dtype)[:, None]
-            q = q * torch.exp(-gamma * (i - o).to(dtype)[:, None])[..., None, None]        # (nh, Tq, F, 1, 1)
-            k = k * torch.exp(gamma * (j - o).to(dtype)[:, None])[..., None, None]
+            o = ends.sum() / 2                                             # any common origin gives the same score;
+            q, k = q * self.decay((i - o).to(dtype)), k * self.decay((o - j).to(dtype)) # the centre keeps exponents and shears small
         if self.s:
-            ci, cj = self.coordinate(i.to(dtype)), self.coordinate(j.to(dtype))
-            o = self.coordinate(ends.to(dtype)).sum() / 2
+            ci, cj, o = self.coordinate(i.to(dtype)), self.coordinate(j.to(dtype)), self.coordinate(ends.to(dtype)).sum() / 2
             eta = self.eta().to(dtype)[:, None]
-            q = self.exp_shear(q, (eta * (ci - o)[:, None])[..., None, None], transpose=True)
-            k = self.exp_shear(k, (eta * (o - cj)[:, None])[..., None, None])
-        return q.flatten(-3).to(u.dtype), k.flatten(-3).to(u.dtype)
+            q = self.exp_shear(q, eta * (ci - o)[:, None], transpose=True)
+            k = self.exp_shear(k, eta * (o - cj)[:, None])
+        return q.to(u.dtype), k.to(u.dtype)
+
+    def decay(self, x):
+        """e^{-gamma x} for each real of a head: (T) -> (nh, T, hs). One number per real, not per block: broadcasting inside would be slow."""
+        return torch.exp(-self.gamma().to(x)[:, None] * x[:, None]).repeat_interleave(2 * self.m, dim=-1)
 
     def exp_shear(self, x, h, transpose=False):
-        """exp(h N) x, or exp(h N)^T x, along the m of (B, nh, T, F, m, 2)."""
-        y = x
-        for r in range(1, self.m): # N^r takes component a+r to a, its transpose a to a+r
-            moved = F.pad(x[..., :-r, :], (0, 0, r, 0)) if transpose else F.pad(x[..., r:, :], (0, 0, 0, r))
-            y = torch.addcmul(y, moved, h ** r / math.factorial(r))
+        """exp(h N) x, or exp(h N)^T x, on each block: (B, nh, T, hs), (nh, T, F) -> (B, nh, T, hs)."""
+        y, a = x, torch.arange(self.m, device=x.device)
+        for r in range(1, self.m): # N^r takes component a+r to a, its transpose a to a+r; what roll takes across blocks has weight 0
+            weight = (h ** r / math.factorial(r))[..., None] * (a >= r if transpose else a < self.m - r) # (nh, T, F, m)
+            y = torch.addcmul(y, x.roll(2 * r if transpose else -2 * r, dims=-1), weight.flatten(-2).repeat_interleave(2, dim=-1))
         return y
 
     # pairwise path: (*) for a block of queries at a time, as m matrix products. Any s(d); memory O(block x T).
@@ -266,9 +267,9 @@ class Jordan(NoPE):
         B, nh, Tq, _ = u.shape
         Tk, y = w.size(2), []
         rows, block = B, 128                                               # queries at a time
-        if u.device.type == 'cpu' and not torch.compiler.is_compiling():   # a block of scores, about 4 MB, stays in the cache
+        if u.device.type == 'cpu' and not torch.compiler.is_compiling():   # a block of scores of 4 to 8 MB stays in the cache
             block = min(block, max(16, 2**20 // (nh * Tk)))
-            rows = max(1, 2**20 // (nh * block * Tk))
+            rows = max(1, 2**21 // (nh * block * Tk))
         for b in range(0, B, rows):
             for a in range(0, Tq, self.tile):
                 n = Tk - max(0, Tq - a - self.tile)                        # keys up to the end of this tile
@@ -300,12 +301,12 @@ class Jordan(NoPE):
     def products(self, u, w, i, j):
         """[(q_r, k_r)], r < m, with score / sqrt(hs) = sum_r s(d)^r q_r . k_r: (B, nh, T, hs (m-r)/m) each."""
         dtype = at_least_float32(u)
-        q, k = self.blocks(u).to(dtype) * self.hs ** -0.5, self.blocks(w).to(dtype)
+        q, k = u.to(dtype) * self.hs ** -0.5, w.to(dtype)
         if self.log_gamma is not None:
-            gamma, o = self.gamma().to(dtype)[:, None], (i[0] + i[-1]) / 2 # far keys fade to 0
-            q = q * torch.exp(-gamma * (i - o).to(dtype)[:, None])[..., None, None]
-            k = k * torch.exp(gamma * (j - o).to(dtype)[:, None])[..., None, None]
-        pairs = [(q.flatten(-3), k.flatten(-3))]
+            o = (i[0] + i[-1]) / 2                                         # far keys fade to 0
+            q, k = q * self.decay((i - o).to(dtype)), k * self.decay((o - j).to(dtype))
+        pairs = [(q, k)]
+        q, k = self.blocks(q), self.blocks(k)
         for r in range(1, self.m if self.s else 1):
             q, k = q[..., :-1, :] * (self.eta().to(dtype)[:, None, :, None, None] / r), k[..., 1:, :]
             pairs.append((q.flatten(-3), k.flatten(-3)))

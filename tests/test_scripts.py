@@ -514,6 +514,9 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path):
     assert '| rope | ' in markdown and json.loads(markdown.splitlines()[-1])['encodings']['rope']['acc_128_vs_base']['verdict']
     assert_refused((p := run(repo, 'ablate.py', 'config/smoke.py', cwd=tmp_path, ok=False)).returncode, p.stderr, '--pos')
     assert_refused((p := run(repo, 'ablate.py', '--report=none.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'none.csv', code=1)
+    lines = rows.splitlines(keepends=True) # a run on text in the same file is another study
+    (tmp_path / 'mixed.csv').write_text(rows + lines[-1].replace('acc_', 'bpb_'))
+    assert_refused((p := run(repo, 'ablate.py', '--report=mixed.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'mixed.csv', 'acc_16', 'bpb_16', code=1)
 
 README = open(os.path.join(ROOT, 'README.md'), encoding='utf-8').read()
 
@@ -525,9 +528,13 @@ def test_readme_commands(repo, tmp_path):
     for l in lines[:2]:
         assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
     shutil.copytree(os.path.join(ROOT, 'results'), tmp_path / 'results')
+    (tmp_path / 'raw').mkdir()
+    for member in ('valid', 'test'):
+        (tmp_path / 'raw' / f'wiki.{member}.raw').write_bytes(b' = Title = \n\n It was the age of wisdom . \n' * 100)
     (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
     small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope,jordan_stabilized'],
-             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference']}
+             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--src=raw', '--train_member=valid', '--subset=True'], 'probe.py': ['--only=reference'],
+             'bench.py': '--pos=learned,rope --T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=64 --decode_T=32 --device=cpu --dtype=float32 --compile=False'.split()}
     for command in commands:
         words = shlex.split(command)
         if words[:3] == ['python', '-m', 'pytest']:
