@@ -185,6 +185,7 @@ def step_of(model, T, B):
 def measure(name, T):
     """One row of the table: a dict, times in ms, None where there is no number."""
     B = rows_of(T)
+    torch.compiler.reset() # or the graphs of other encodings would count as recompilations of this one
     model = build(name, T, compile)
     row = dict(pos=name, T=T, batch_size=B, params=sum(p.numel() for p in model.parameters()), path=re.search(r'path=(\w+)', model.describe())[1])
     row |= dict.fromkeys('compile_s forward_ms step_ms tokens_per_s step_mb ratio ratio_min ratio_max'.split())

@@ -237,17 +237,18 @@ class Jordan(NoPE):
     # on both sides would give G(-i)^T G(-j), which depends on i + j: the contragredient is what makes the score relative.
 
     def factors(self, u, w, i, j, ends):
-        dtype = at_least_float32(u)
-        q, k = u.to(dtype), w.to(dtype)
+        return self.factor(u, i, ends, transpose=True), self.factor(w, j, ends)
+
+    def factor(self, x, p, ends, transpose=False):
+        """k~ from w at positions p; with transpose q~ from u. Any common origin gives the same score, the centre keeps exponents small."""
+        dtype, sign = at_least_float32(x), 1 if transpose else -1
+        y = x.to(dtype)
         if self.log_gamma is not None:
-            o = ends.sum() / 2                                             # any common origin gives the same score;
-            q, k = q * self.decay((i - o).to(dtype)), k * self.decay((o - j).to(dtype)) # the centre keeps exponents and shears small
+            y = y * self.decay(sign * (p - ends.sum() / 2).to(dtype))
         if self.s:
-            ci, cj, o = self.coordinate(i.to(dtype)), self.coordinate(j.to(dtype)), self.coordinate(ends.to(dtype)).sum() / 2
-            eta = self.eta().to(dtype)[:, None]
-            q = self.exp_shear(q, eta * (ci - o)[:, None], transpose=True)
-            k = self.exp_shear(k, eta * (o - cj)[:, None])
-        return q.to(u.dtype), k.to(u.dtype)
+            s, origin = self.coordinate(p.to(dtype)), self.coordinate(ends.to(dtype)).sum() / 2
+            y = self.exp_shear(y, self.eta().to(dtype)[:, None] * (sign * (s - origin))[:, None], transpose)
+        return y.to(x.dtype)
 
     def decay(self, x):
         """e^{-gamma x} for each real of a head: (T) -> (nh, T, hs). One number per real, not per block: broadcasting inside would be slow."""

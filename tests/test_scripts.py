@@ -254,6 +254,19 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(repo, tmp_path, capf
     assert_refused(status, err, 'nan at iteration', 'lr', 'float32', code=1)
     assert (tmp_path / 'o' / 'ckpt.pt').read_bytes() == before
 
+def test_best_is_the_best_whatever_comes_after(repo, tmp_path, capfd, monkeypatch):
+    """Under a learning rate that makes the validation loss jump, and across a resume, best.pt is of the lowest one, and ckpt.pt of the last."""
+    flags = [*TINY, '--pos=rope', f'--out_dir={tmp_path}/o', '--eval_lens=16', '--eval_interval=1', '--learning_rate=0.3', '--warmup_iters=0', '--lr_decay_iters=12', '--decay_lr=False']
+    assert train_here(repo, capfd, monkeypatch, *flags, '--max_iters=6')[0] == 0
+    assert train_here(repo, capfd, monkeypatch, *flags, '--max_iters=12', '--init_from=resume')[0] == 0
+    _, val = losses(tmp_path / 'o')
+    del val[0] # an untrained model is none
+    ckpt, best = (torch.load(tmp_path / 'o' / f, weights_only=True) for f in ('ckpt.pt', 'best.pt'))
+    lowest = min(val, key=val.get)
+    assert lowest < 12 and max(val.values()) > 1.05 * val[lowest], 'a loss that only falls would prove nothing'
+    assert best['iter_num'] == lowest and ckpt['iter_num'] == 12
+    assert best['best_val_loss'] == ckpt['best_val_loss'] == pytest.approx(val[lowest], abs=1e-6)
+
 def test_learning_rate_schedule_at_its_edges(repo, tmp_path, capfd, monkeypatch):
     for warmup, decay, iters in itertools.product((0, 5, 20), (0, 5, 20), (20,)):
         status, g, *_ = train_here(repo, capfd, monkeypatch, *TINY, '--pos=nope', '--max_iters=0', '--eval_lens=16', f'--warmup_iters={warmup}',
