@@ -130,13 +130,15 @@ def peak_mb():
         return None
 
 def memory(name, T, B, train):
-    """MB that a forward pass, or a training step, needs beyond the built model. On a CPU: of a fresh process."""
+    """MB that a forward pass (median of 3), or a training step, needs beyond the built model. On a CPU: of a fresh process."""
     if device == 'mps':
         return None
     if cuda:
         return memory_here(name, T, B, train)
-    with multiprocessing.get_context('spawn').Pool(1) as pool:
-        return pool.apply(memory_here, (name, T, B, train))
+    def fresh():
+        with multiprocessing.get_context('spawn').Pool(1) as pool:
+            return pool.apply(memory_here, (name, T, B, train))
+    return fresh() if train else median([fresh() for _ in range(3)])       # a small number, and an allocator has its moods
 
 def memory_here(name, T, B, train):
     model, step = build(name, T), None
@@ -302,6 +304,7 @@ def draw(rows):
     import matplotlib
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
     fig, axes = plt.subplots(1, 2, figsize=(11, 4.5))
     for ax, key, label in ((axes[0], 'step_ms', 'ms per training step'), (axes[1], 'step_mb', 'MB of a step, beyond the idle model')):
         for name in dict.fromkeys(r['pos'] for r in rows):
@@ -312,6 +315,8 @@ def draw(rows):
         ax.set_ylabel(label)
         ax.set_xticks(T, map(str, T))
         ax.minorticks_off()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter('{x:,.0f}')
     axes[1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
     path = os.path.join(out_dir, 'bench.png')
     save_figure(fig, path, bbox_inches='tight')

@@ -459,8 +459,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, p, table, n, cache=None):
         """x (B, T, C) at positions p (T) -> (B, n, C): the last n queries against all keys, cached ones included."""
         q, k, v = self.c_attn(x).unflatten(-1, (3 * self.n_head, -1)).transpose(1, 2).split(self.n_head, dim=1) # (B, nh, T, hs) each
-        q, k = self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:]), self.pos.rotate(k, p, table)
-        y = self.pos.attend(q, k, v, p[-n:], p, cache)                     # (B, nh, n, hs)
+        y = self.pos.attend(self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:]),
+                            self.pos.rotate(k, p, table), v, p[-n:], p, cache) # (B, nh, n, hs)
         y = y.transpose(1, 2).flatten(-2)                                  # heads side by side again: (B, n, C)
         return self.resid_dropout(self.c_proj(y))
 
