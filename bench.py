@@ -60,6 +60,7 @@ compile: bool | None = None # None: on CUDA only
 configure(globals(), {'all(2 <= n <= 10**6 for n in x) and x': 'T', '0 <= x <= 10**6': 'batch_size', '1 <= x <= 1000': 'reps', "x != ''": 'out_dir',
                       '1 <= x <= 10**5': 'n_layer n_head n_embd mlp_ratio', '2 <= x <= 10**6': 'vocab_size decode_T', 'x == 0 or 16 <= x <= 10**6': 'memory_T'})
 device, dtype, compile = choose_device(device, dtype, compile)
+os.environ['TORCHINDUCTOR_FORCE_DISABLE_CACHES'] = '1' # compile times are cold ones
 cuda, context = 'cuda' in device, autocast(device, dtype)
 
 class Naive(NoPE):
