@@ -133,17 +133,21 @@ def read(path):
         fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
     table, measured = {}, {}
     for r, label in zip(rows, row_label(rows)):
-        r['metrics'] = json.loads(r['metrics'])
+        try:
+            r['metrics'], scores = {k: float(v) for k, v in json.loads(r['metrics']).items()}, json.loads(r['scores'])
+            seed, _ = int(r['seed']), (int(r['params']), float(r['wall_seconds']), [scores[k] for k in r['metrics'] if re.fullmatch(r'(acc|bpb)_\d+', k)][0])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            fail(f"{path}: the row of pos={r.get('pos')} seed={r.get('seed')} is damaged; take it out")
         measured[', '.join(k for k in r['metrics'] if re.fullmatch(r'(acc|bpb)_\d+', k))] = True
         if len(measured) > 1:
             fail(f"{path}: holds runs that measured {' and runs that measured '.join(measured)}, which are no one table; give each study an --out_dir of its own")
-        r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
-        table.setdefault(label, {})[int(r['seed'])] = r
+        r['scores'] = {k: unpack(v) for k, v in scores.items()}
+        table.setdefault(label, {})[seed] = r
     return table
 
 def compare(rows, base, key, sign):
     """(mean paired difference, half width, row-level p, verdict) against the baseline over the seeds that both have."""
-    common = sorted(rows.keys() & base.keys())
+    common = sorted(s for s in rows.keys() & base.keys() if len(rows[s]['scores'][key]) == len(base[s]['scores'][key])) # of the same rows
     d = np.array([rows[s]['metrics'][key] - base[s]['metrics'][key] for s in common])
     if not len(d) or rows is base:
         return math.nan, math.nan, math.nan, ''
@@ -184,16 +188,19 @@ def report_on(path):
         if base is not None and rows is not base:
             for k in keys:
                 d, half, p, verdict = compare(rows, base, k, sign)
+                if not verdict: # no seed of both, or not on the same rows
+                    continue
                 entry[k + '_vs_base'] = dict(difference=round(float(d), 4), half=None if math.isnan(half) else round(float(half), 4), p=float(f'{p:.2g}'), verdict=verdict)
-            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), f'{p:.1g}', verdict]
+            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), f'{p:.1g}', verdict] if verdict else ['n/a', 'n/a', 'n/a']
         else:
             cells += ['', '', 'baseline' if rows is base else '']
         ref = some['metrics'].get('ref_' + far.split('_')[1])
         cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([float(r['wall_seconds']) for r in rows.values()]) / 60:.1f}"]
         lines.append(cells)
     print_table([head, *lines])
+    counts = sorted({len(r['scores'][far]) for rows in table.values() for r in rows.values()})
     what = 'accuracy' if sign > 0 else 'bits per byte'
-    print(f"\n{what}: mean over n seeds ± 95% t interval, {len(first['scores'][far]):,} {'rows' if sign > 0 else 'windows'} each; L = {L}. In brackets (one seed): 95% interval over these. "
+    print(f"\n{what}: mean over n seeds ± 95% t interval, {' or '.join(f'{n:,}' for n in counts)} {'rows' if sign > 0 else 'windows'} each; L = {L}. In brackets (one seed): 95% interval over these. "
           f"p: {'McNemar' if sign > 0 else 'bootstrap'}, paired by {'row' if sign > 0 else 'window'}, pooled over seeds.\n"
           f"A verdict other than noise needs both: the t interval of the paired difference without 0, and p < .05. "
           f"kernel: the single-kernel reference at {lens[-1]:g}L. min: minutes per run.")
@@ -238,6 +245,8 @@ def draw(table, keys, lens, what, path):
     return path
 
 if report:
+    if files or (others := [f for f in flags if not is_own(f)]):
+        usage(f"{(files or others)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
     report_on(report)
 else:
     specs = [s.strip() for s in pos.split(',') if s.strip()]

@@ -55,7 +55,7 @@ class NoPE(nn.Module):
     relative = True     # is the score a function of the lag alone?
     separable = True    # does it factor into q~_i . k~_j, so that torch's fused attention applies?
     pairwise = False    # take the blocked path of (*) instead; set by choose_path, outside any compiled graph
-    cancels = False     # do q~ and k~ hold large terms that cancel in the score, too large for half precision?
+    large = False       # are q~ and k~ too large for half precision? The same
 
     def __init__(self, config, alibi=False):
         super().__init__()
@@ -89,7 +89,7 @@ class NoPE(nn.Module):
     def attend(self, u, w, v, i, j, cache=None):
         """With a KVCache, w, v and j are those of the new positions only; the cache adds the earlier ones."""
         with torch.autocast(u.device.type, enabled=False): # autocast would recast float32 factors to half precision
-            if self.pairwise or (self.cancels and u.element_size() < 4):
+            if self.takes_pairwise(u.dtype):
                 w, v, j = cache.append(w, v) if cache else (w, v, j)
                 return self.attend_pairwise(u, w, v, i, j)
             span = cache.j if cache else j
@@ -106,6 +106,9 @@ class NoPE(nn.Module):
                 mask = i[:, None] >= j if q.size(2) > 1 else None
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.hs ** -0.5)
             return y[..., :self.hs]
+
+    def takes_pairwise(self, dtype):
+        return self.pairwise or self.large and dtype.itemsize < 4
 
     def with_alibi(self, q, k, v, j, ends):
         slopes = torch.tensor(self.slopes, device=j.device, dtype=at_least_float32(q))
@@ -146,7 +149,6 @@ class Jordan(NoPE):
         self.s, self.L, self.rotary, self.theta, self.grid = s, config.block_size, rotary, config.pos_theta, config.pos_grid
         self.m = order or config.pos_order
         self.separable, self.relative = s != 'tau(d)', s != 'tau(i)-tau(j)'
-        self.cancels = s in ('d', 'tau(i)-tau(j)') or s == 'd/L' and self.m > 2
         self.check_size(config)
         self.F = self.coupled_size() // (2 * self.m)
         # gamma = gamma0 e^a: a log-parameter moves by the same factor wherever it starts
@@ -323,6 +325,8 @@ class Jordan(NoPE):
         # e^{+-gamma T/2} must stay finite in q~ and k~; and eta s(T) far above 1 costs them digits even in float32
         span = self.coordinate(torch.tensor(float(T))).item()
         self.pairwise = not self.separable or gamma * T > 80 or eta * span > 64
+        # in half precision terms of that size must not cancel, and float16 ends at 65504
+        self.large = self.s in ('d', 'tau(i)-tau(j)') or self.s == 'd/L' and self.m > 2 or gamma * T > 16 or eta * span > 8
         self.tile = int(min(80 / max(gamma, 1e-30), 2**30)) or 1           # queries that may share an origin on the pairwise path
 
     def extra_repr(self):
@@ -440,6 +444,8 @@ class KVCache:
 
     def append(self, k, v):
         """(B, nh, n, hs) each, of the next n positions -> those of all positions so far, and these positions."""
+        if self.n + k.size(2) > len(self.j):
+            raise ValueError(f"a KVCache of {len(self.j)} positions cannot hold {self.n + k.size(2)}")
         if self.k is None:
             self.k, self.v = (x.new_empty(*x.shape[:2], len(self.j), x.size(-1)) for x in (k, v))
         a, self.n = self.n, self.n + k.size(2)
@@ -522,12 +528,12 @@ class GPT(nn.Module):
         for pos in self.pos_modules():
             pos.choose_path(T)
 
-    def describe(self):
-        """One line: the encoding that runs, its parameters and its path."""
+    def describe(self, dtype=torch.float32):
+        """One line: the encoding that runs, its parameters and its path in this dtype."""
         pos = self.pos_modules()[0]
         n = sum(p.numel() for name, p in self.named_parameters() if '.pos.' in name or '.wpe.' in name)
         return (f"pos={self.config.pos}: {n:,} positional parameters, {pos.extra_repr()}, "
-                f"path={'pairwise' if pos.pairwise else 'sdpa'}")
+                f"path={'pairwise' if pos.takes_pairwise(dtype) else 'sdpa'}")
 
     def forward(self, idx, targets=None, cache=None):
         """

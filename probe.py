@@ -173,7 +173,7 @@ def laws_of(name, m=2):
         p = torch.arange(T)
         u = pos.double().rotate(x[:, :, :T], p)
         row[f'growth_{T}'] = max(y.abs().max().item() for y in pos.factors(u, u, p, p, p[[0, -1]])) if pos.separable else None
-    row['path'] = 'pairwise' if pos.pairwise else 'sdpa*' if getattr(pos, 'cancels', False) else 'sdpa'
+    row['path'] = 'pairwise' if pos.pairwise else 'sdpa*' if pos.takes_pairwise(torch.bfloat16) else 'sdpa'
     return row
 
 def laws(names=None):

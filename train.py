@@ -304,7 +304,7 @@ model = DDP(raw_model, device_ids=[device] if 'cuda' in device else None) if ddp
 n_params = sum(p.numel() for p in raw_model.parameters())
 n_pos = sum(p.numel() for name, p in raw_model.named_parameters() if '.pos.' in name or '.wpe.' in name)
 say(f"device={device} dtype={dtype} compile={compile} processes={world} torch={torch.__version__} threads={torch.get_num_threads()}")
-say(raw_model.describe())
+say(raw_model.describe(getattr(torch, dtype)))
 say(f"{n_params:,} parameters; " + ', '.join(f"{g['name']}: {sum(p.numel() for p in g['params']):,} at weight decay {g['weight_decay']:g}, "
                                              f"lr x{g['lr_mult']:g}" for g in optimizer.param_groups))
 accumulation = gradient_accumulation_steps // world

@@ -158,6 +158,30 @@ def test_a_batch_generates_what_its_rows_generate_alone(name):
     for b in range(3):
         assert torch.equal(model.generate(idx[b:b + 1], 30, temperature=0), together[b:b + 1])
 
+def test_a_full_cache_is_an_error():
+    """Not a silent wrong answer: one position beyond the room that was asked for."""
+    model, cache = tiny('rope'), [KVCache(6, 'cpu') for _ in range(2)]
+    for t in range(6):
+        model(tokens(2, 7)[:, t:t + 1], cache=cache)
+    with pytest.raises(ValueError, match='6 positions cannot hold 7'):
+        model(tokens(2, 7)[:, 6:], cache=cache)
+
+@pytest.mark.parametrize('gamma_T', [8, 30, 79, 200])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('name', ['damped', 'real_jordan', 'direct_sum', 'jordan_scaled', 'jordan_scaled+alibi', 'jordan_stabilized'])
+def test_strong_damping_and_shear_in_half_precision(name, dtype, gamma_T):
+    """What float32's factors still hold, float16's do not: finite, and within 0.05 of the definition on the same numbers, by a path that says its name."""
+    T = 512
+    pos = build(name, T=T, L=256, gamma_T=gamma_T, eta_s=12, dtype=torch.float32)
+    q, k, v = (x.to(dtype) for x in qkv(1, 2, T, 16))
+    got = attend(pos, q / 4, k, v, positions(T), positions(T))
+    want = attend_by_definition(copy.deepcopy(pos).double(), q.double() / 4, k.double(), v.double(), positions(T), positions(T))
+    assert got.isfinite().all() and worst(got.double(), want) <= 0.05
+
+def test_describe_names_the_path_of_the_dtype():
+    for name, path in (('rope', 'sdpa'), ('jordan_scaled', 'sdpa'), ('jordan_exact', 'pairwise'), ('jordan_stabilized_abs', 'pairwise')):
+        assert 'path=sdpa' in tiny(name).describe() and f'path={path}' in tiny(name, T=24).describe(torch.bfloat16)
+
 def test_sampling_follows_seed_temperature_and_top_k():
     """Same seed, same text; top_k = 1 is argmax; top_k = 3 draws among the three likeliest alone; the mode of the model is kept."""
     model, idx = wander(tiny('rope')), tokens(2, 6)

@@ -527,6 +527,7 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path):
     assert '| rope | ' in markdown and json.loads(markdown.splitlines()[-1])['encodings']['rope']['acc_128_vs_base']['verdict']
     assert_refused((p := run(repo, 'ablate.py', 'config/smoke.py', cwd=tmp_path, ok=False)).returncode, p.stderr, '--pos')
     assert_refused((p := run(repo, 'ablate.py', '--report=none.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'none.csv', code=1)
+    assert_refused((p := run(repo, 'ablate.py', '--report=out-ablate/results.csv', '--basline=x', cwd=tmp_path, ok=False)).returncode, p.stderr, '--basline')
     lines = rows.splitlines(keepends=True) # a run on text in the same file is another study
     (tmp_path / 'mixed.csv').write_text(rows + lines[-1].replace('acc_', 'bpb_'))
     assert_refused((p := run(repo, 'ablate.py', '--report=mixed.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'mixed.csv', 'acc_16', 'bpb_16', code=1)
