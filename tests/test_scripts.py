@@ -542,12 +542,15 @@ def test_readme_commands(repo, tmp_path):
     for l in lines[:2]:
         assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
     shutil.copytree(os.path.join(ROOT, 'results'), tmp_path / 'results')
-    (tmp_path / 'raw').mkdir()
-    for member in ('valid', 'test'):
-        (tmp_path / 'raw' / f'wiki.{member}.raw').write_bytes(b' = Title = \n\n It was the age of wisdom . \n' * 100)
+    wikitext = os.path.join(repo, 'data/wikitext103') # its prepare.py wants the published files: tests/test_data.py
+    for split in ('train', 'val', 'test'):
+        with open(os.path.join(wikitext, f'{split}.bin'), 'wb') as f:
+            f.write(b' = Title = \n\n It was the age of wisdom . \n' * 100)
+    with open(os.path.join(wikitext, 'meta.json'), 'w') as f:
+        json.dump(dict(kind='stream', vocab_size=256, dtype='uint8'), f)
     (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
     small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope,jordan_stabilized'],
-             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--src=raw', '--train_member=valid', '--subset=True'], 'probe.py': ['--only=reference'],
+             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference'],
              'bench.py': '--pos=learned,rope --T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=64 --decode_T=32 --device=cpu --dtype=float32 --compile=False'.split()}
     for command in commands:
         words = shlex.split(command)
