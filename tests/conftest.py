@@ -12,6 +12,8 @@ sys.path.insert(0, ROOT)
 
 import torch
 
+torch.set_num_threads(1) # the workers of pytest-xdist share the cores
+
 from model import POS, GPTConfig, make_pos
 
 ALL = [name + bias for name in POS for bias in ('', '+alibi') if not (bias and name in ('learned', 'alibi'))]
