@@ -122,6 +122,10 @@ def row_test(a, b):
     means = diff[np.random.default_rng(0).integers(0, len(diff), (4000, len(diff)))].mean(axis=1)
     return min(1.0, 2 * min((means > 0).mean(), (means < 0).mean()) + 1 / 4000)
 
+def measured(metrics):
+    """The names of the figures at each length, acc_256 or bpb_256 and so on."""
+    return [k for k in metrics if re.fullmatch(r'(acc|bpb)_\d+', k)]
+
 def read(path):
     """The csv as {label: {seed: row}}, a row's metrics and scores unpacked; the last row of a seed counts."""
     if not os.path.isfile(path):
@@ -131,18 +135,19 @@ def read(path):
         fail(f"{path}: holds no rows of train.py")
     if len(lengths := sorted({r['block_size'] for r in rows}, key=int)) > 1:
         fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
-    table, measured = {}, {}
+    table = {}
     for r, label in zip(rows, row_label(rows)):
         try:
-            r['metrics'], scores = {k: float(v) for k, v in json.loads(r['metrics']).items()}, json.loads(r['scores'])
-            seed, _ = int(r['seed']), (int(r['params']), float(r['wall_seconds']), [scores[k] for k in r['metrics'] if re.fullmatch(r'(acc|bpb)_\d+', k)][0])
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            r['metrics'] = {k: float(v) for k, v in json.loads(r['metrics']).items()}
+            r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
+            r['seed'], r['params'], r['wall_seconds'] = int(r['seed']), int(r['params']), float(r['wall_seconds'])
+            if not measured(r['metrics']) or not r['scores'].keys() >= set(measured(r['metrics'])):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, AttributeError):
             fail(f"{path}: the row of pos={r.get('pos')} seed={r.get('seed')} is damaged; take it out")
-        measured[', '.join(k for k in r['metrics'] if re.fullmatch(r'(acc|bpb)_\d+', k))] = True
-        if len(measured) > 1:
-            fail(f"{path}: holds runs that measured {' and runs that measured '.join(measured)}, which are no one table; give each study an --out_dir of its own")
-        r['scores'] = {k: unpack(v) for k, v in scores.items()}
-        table.setdefault(label, {})[seed] = r
+        if (here := measured(r['metrics'])) != (before := measured(rows[0]['metrics'])):
+            fail(f"{path}: holds runs that measured {', '.join(before)} and runs that measured {', '.join(here)}, which are no one table; give each study an --out_dir of its own")
+        table.setdefault(label, {})[r['seed']] = r
     return table
 
 def compare(rows, base, key, sign):
@@ -168,7 +173,7 @@ def print_table(lines):
 def report_on(path):
     table = read(path)
     first = next(iter(next(iter(table.values())).values()))
-    keys = [k for k in first['metrics'] if re.fullmatch(r'(acc|bpb)_\d+', k)]
+    keys = measured(first['metrics'])
     sign = 1 if keys[0].startswith('acc') else -1 # of what is better
     L, far = int(first['block_size']), keys[-1]
     base = table.get(baseline)
@@ -178,7 +183,7 @@ def report_on(path):
     head = ['encoding', 'params', 'n', *(f'{n:g}L' for n in lens), f'{lens[-1]:g}L - {baseline}', 'p', 'verdict', 'kernel', 'min']
     lines, summary = [], {}
     for label, rows in table.items():
-        cells, some = [label, f"{int(next(iter(rows.values()))['params']):,}", str(len(rows))], next(iter(rows.values()))
+        cells, some = [label, f"{next(iter(rows.values()))['params']:,}", str(len(rows))], next(iter(rows.values()))
         entry = summary[label] = dict(n=len(rows), seeds=sorted(rows))
         for k in keys:
             x = np.array([r['metrics'][k] for r in rows.values()])
@@ -195,7 +200,7 @@ def report_on(path):
         else:
             cells += ['', '', 'baseline' if rows is base else '']
         ref = some['metrics'].get('ref_' + far.split('_')[1])
-        cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([float(r['wall_seconds']) for r in rows.values()]) / 60:.1f}"]
+        cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([r['wall_seconds'] for r in rows.values()]) / 60:.1f}"]
         lines.append(cells)
     print_table([head, *lines])
     counts = sorted({len(r['scores'][far]) for rows in table.values() for r in rows.values()})
@@ -245,8 +250,8 @@ def draw(table, keys, lens, what, path):
     return path
 
 if report:
-    if files or (others := [f for f in flags if not is_own(f)]):
-        usage(f"{(files or others)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
+    if files or theirs:
+        usage(f"{(files or theirs)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
     report_on(report)
 else:
     specs = [s.strip() for s in pos.split(',') if s.strip()]

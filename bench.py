@@ -13,7 +13,6 @@ JSON object. `naive` is full T x T softmax attention without positions, the text
 import os
 import re
 import sys
-import copy
 import json
 import math
 import time
@@ -21,11 +20,9 @@ import tempfile
 import platform
 import subprocess
 import multiprocessing
-from contextlib import nullcontext
 
 from configurator import ROOT, configure, usage # before torch: it makes Ctrl-C one line
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -66,8 +63,10 @@ cuda, context = 'cuda' in device, autocast(device, dtype)
 class Naive(NoPE):
     """Every score, mask and softmax in full: (B, nh, T, T)."""
     def attend(self, u, w, v, i, j, cache=None):
-        score = (u @ w.transpose(-2, -1) * self.hs ** -0.5).masked_fill(i[:, None] < j, -math.inf)
-        return F.softmax(score, dim=-1) @ v
+        return F.softmax(self.logits(u, w, i, j).masked_fill(i[:, None] < j, -math.inf), dim=-1) @ v
+
+    def path(self, dtype):
+        return 'full'
 
 POS['naive'] = Naive
 
@@ -83,7 +82,7 @@ def build(name, T, compiled=False):
     return model
 
 def path_of(model):
-    return 'full' if model.config.pos == 'naive' else re.search(r'path=(\w+)', model.describe(getattr(torch, dtype)))[1]
+    return model.pos_modules()[0].path(getattr(torch, dtype))
 
 def wait():
     if cuda:
@@ -109,9 +108,8 @@ def rows_of(T):
 
 def check(name, n=512):
     """Largest error of attend on n random positions in this dtype, against float64's softmax of the definition on the same numbers."""
-    config = config_of(name, n)
-    module = make_pos(config)
-    span = module.coordinate(torch.tensor(float(n))).item() if getattr(module, 's', None) else 1.0
+    module = make_pos(config_of(name, n))
+    span = module.span(n) if getattr(module, 's', None) else 1.0
     module = make_pos(config_of(name, n, pos_eta0=2 / span, pos_eta_max=4 / span)) # a shear of 2 at the far end
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, n_head, n, n_embd // n_head).to(getattr(torch, dtype)) for _ in range(3))
@@ -145,7 +143,7 @@ def memory(name, T, B, train):
     return fresh() if train else median([fresh() for _ in range(3)])       # a small number, and an allocator has its moods
 
 def memory_here(name, T, B, train):
-    model, step = build(name, T), None
+    model = build(name, T)
     run = step_of(model, T, B) if train else forward_of(model, T, B)
     (step_of(model, min(T, 16), 1) if train else forward_of(model, min(T, 16), 1))() # what torch loads at its first use is no part of it
     if cuda:
@@ -278,7 +276,7 @@ def loader_share():
         flags = ['--max_iters=30', '--eval_lens=256', '--eval_rows=8', '--eval_iters=8', '--log_interval=30', f'--out_dir={folder}/run']
         run = subprocess.run([sys.executable, '-m', 'cProfile', '-o', out, os.path.join(ROOT, 'train.py'), 'config/synth_jordan.py', *flags], capture_output=True, text=True)
         if run.returncode:
-            sys.exit(f"bench.py: train.py failed: {run.stderr.strip()[-300:]}")
+            fail(f"train.py failed: {run.stderr.strip()[-300:]}")
         in_batches = next(t for (_, _, f), (_, _, _, t, _) in pstats.Stats(out).stats.items() if f == 'get_batch')
         total = json.loads(run.stdout.splitlines()[-1])['train_seconds']
     print(f"\ndata loader: {in_batches:.2f} s of {total:.1f} s of training, {in_batches / total:.1%} (30 iterations of config/synth_jordan.py)")

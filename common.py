@@ -113,12 +113,16 @@ def lock(name):
         f = open(os.path.join(data_dir(name), '.lock'), 'w')
     except OSError: # a folder that cannot be written is a folder that nobody changes
         return open(os.devnull)
+    hold(f)
+    return f
+
+def hold(f):
+    """Wait until no other process holds this open file; closing it lets go."""
     try:
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX)
     except ImportError: # Windows
         pass
-    return f
 
 def make_synth(L, lengths, train_rows, val_rows, test_rows):
     """
@@ -387,11 +391,7 @@ def append_row(path, row):
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
         with open(path, 'a+', newline='', encoding='utf-8') as f:
-            try:
-                import fcntl
-                fcntl.flock(f, fcntl.LOCK_EX) # released on close
-            except ImportError: # Windows
-                pass
+            hold(f)
             f.seek(0)
             text = f.read()
             header = next(csv.reader(text.splitlines()), None)

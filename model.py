@@ -55,7 +55,7 @@ class NoPE(nn.Module):
     relative = True     # is the score a function of the lag alone?
     separable = True    # does it factor into q~_i . k~_j, so that torch's fused attention applies?
     pairwise = False    # take the blocked path of (*) instead; set by choose_path, outside any compiled graph
-    large = False       # are q~ and k~ too large for half precision? The same
+    large = False       # are q~ and k~ too large for half precision? Set by choose_path, too
 
     def __init__(self, config, alibi=False):
         super().__init__()
@@ -89,7 +89,7 @@ class NoPE(nn.Module):
     def attend(self, u, w, v, i, j, cache=None):
         """With a KVCache, w, v and j are those of the new positions only; the cache adds the earlier ones."""
         with torch.autocast(u.device.type, enabled=False): # autocast would recast float32 factors to half precision
-            if self.takes_pairwise(u.dtype):
+            if self.path(u.dtype) == 'pairwise':
                 w, v, j = cache.append(w, v) if cache else (w, v, j)
                 return self.attend_pairwise(u, w, v, i, j)
             span = cache.j if cache else j
@@ -107,8 +107,8 @@ class NoPE(nn.Module):
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.hs ** -0.5)
             return y[..., :self.hs]
 
-    def takes_pairwise(self, dtype):
-        return self.pairwise or self.large and dtype.itemsize < 4
+    def path(self, dtype):
+        return 'pairwise' if self.pairwise or self.large and dtype.itemsize < 4 else 'sdpa'
 
     def with_alibi(self, q, k, v, j, ends):
         slopes = torch.tensor(self.slopes, device=j.device, dtype=at_least_float32(q))
@@ -213,6 +213,10 @@ class Jordan(NoPE):
         if self.s == 'd':
             return x
         return x / (1 + x.abs() / self.L) # |x|: at an unmasked x = -L it would be infinite
+
+    def span(self, T):
+        """s at the far end of T positions, as a number."""
+        return self.coordinate(torch.tensor(float(T))).item()
 
     def shear(self, i, j, dtype):
         """s between query positions i and key positions j: (Tq, Tk)."""
@@ -323,10 +327,9 @@ class Jordan(NoPE):
     def choose_path(self, T):
         gamma, eta = self.gamma().max().item(), self.eta().abs().max().item()
         # e^{+-gamma T/2} must stay finite in q~ and k~; and eta s(T) far above 1 costs them digits even in float32
-        span = self.coordinate(torch.tensor(float(T))).item()
-        self.pairwise = not self.separable or gamma * T > 80 or eta * span > 64
+        self.pairwise = not self.separable or gamma * T > 80 or eta * self.span(T) > 64
         # in half precision terms of that size must not cancel, and float16 ends at 65504
-        self.large = self.s in ('d', 'tau(i)-tau(j)') or self.s == 'd/L' and self.m > 2 or gamma * T > 16 or eta * span > 8
+        self.large = self.s in ('d', 'tau(i)-tau(j)') or self.s == 'd/L' and self.m > 2 or gamma * T > 16 or eta * self.span(T) > 8
         self.tile = int(min(80 / max(gamma, 1e-30), 2**30)) or 1           # queries that may share an origin on the pairwise path
 
     def extra_repr(self):
@@ -533,7 +536,7 @@ class GPT(nn.Module):
         pos = self.pos_modules()[0]
         n = sum(p.numel() for name, p in self.named_parameters() if '.pos.' in name or '.wpe.' in name)
         return (f"pos={self.config.pos}: {n:,} positional parameters, {pos.extra_repr()}, "
-                f"path={'pairwise' if pos.takes_pairwise(dtype) else 'sdpa'}")
+                f"path={pos.path(dtype)}")
 
     def forward(self, idx, targets=None, cache=None):
         """

@@ -173,7 +173,8 @@ def laws_of(name, m=2):
         p = torch.arange(T)
         u = pos.double().rotate(x[:, :, :T], p)
         row[f'growth_{T}'] = max(y.abs().max().item() for y in pos.factors(u, u, p, p, p[[0, -1]])) if pos.separable else None
-    row['path'] = 'pairwise' if pos.pairwise else 'sdpa*' if pos.takes_pairwise(torch.bfloat16) else 'sdpa'
+    path, in_half = pos.path(torch.float32), pos.path(torch.bfloat16)
+    row['path'] = path + '*' * (path != in_half)
     return row
 
 def laws(names=None):
@@ -433,7 +434,7 @@ def learned(path):
         for l, pos in enumerate(model.pos_modules()):
             gamma = pos.gamma() if pos.log_gamma is not None else None     # (nh, F)
             eta = pos.eta() if pos.s else None
-            span = pos.coordinate(torch.tensor(float(c.block_size))).item() if pos.s else None
+            span = pos.span(c.block_size) if pos.s else None
             out['layers'].append(dict(gamma=gamma, eta=eta, eta_span=None if eta is None else eta * span))
             for h in range(c.n_head):
                 of = lambda x, by=1: quantiles(None if x is None else x[h] * by)
@@ -460,8 +461,11 @@ def learned(path):
         edges = np.linspace(1, T, min(flip_lags, T - 1) + 1)               # a random lag from each of equal stretches
         lags = np.unique((edges[:-1] + rng.random(len(edges) - 1) * np.diff(edges)).astype(np.int64))
         n = max(2, flip_rows * c.block_size // T)
-        check_tokens(dataset, f'test_{T}', meta) if there and T in meta['test_lens'] else None
-        data = load_tokens(dataset, f'test_{T}', meta, T + 1) if there and T in meta['test_lens'] else task_rows(meta, T, max(n, acc_rows))
+        if there and T in meta['test_lens']:
+            check_tokens(dataset, f'test_{T}', meta)
+            data = load_tokens(dataset, f'test_{T}', meta, T + 1)
+        else:
+            data = task_rows(meta, T, max(n, acc_rows))
         flips = flip_kernel(model, torch.from_numpy(data[:n, :-1].astype(np.int64)), torch.from_numpy(lags)).numpy()
         kernel, teacher = flips.mean(axis=0), KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
         correlation = np.corrcoef([teacher, kernel, flips[0::2].mean(axis=0), flips[1::2].mean(axis=0)])

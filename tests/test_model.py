@@ -10,11 +10,11 @@ import re
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import ALL, DAMPED, JORDAN, SHEAR, attend, attend_by_definition, base, build, orders, positions, qkv, randomise, span
 from model import GPT, POS, GPTConfig, KVCache, make_pos
-from torch._dynamo.testing import CompileCounter
 
 F64 = torch.float64
 
@@ -166,22 +166,6 @@ def test_a_full_cache_is_an_error():
     with pytest.raises(ValueError, match='6 positions cannot hold 7'):
         model(tokens(2, 7)[:, 6:], cache=cache)
 
-@pytest.mark.parametrize('gamma_T', [8, 30, 79, 200])
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize('name', ['damped', 'real_jordan', 'direct_sum', 'jordan_scaled', 'jordan_scaled+alibi', 'jordan_stabilized'])
-def test_strong_damping_and_shear_in_half_precision(name, dtype, gamma_T):
-    """What float32's factors still hold, float16's do not: finite, and within 0.05 of the definition on the same numbers, by a path that says its name."""
-    T = 512
-    pos = build(name, T=T, L=256, gamma_T=gamma_T, eta_s=12, dtype=torch.float32)
-    q, k, v = (x.to(dtype) for x in qkv(1, 2, T, 16))
-    got = attend(pos, q / 4, k, v, positions(T), positions(T))
-    want = attend_by_definition(copy.deepcopy(pos).double(), q.double() / 4, k.double(), v.double(), positions(T), positions(T))
-    assert got.isfinite().all() and worst(got.double(), want) <= 0.05
-
-def test_describe_names_the_path_of_the_dtype():
-    for name, path in (('rope', 'sdpa'), ('jordan_scaled', 'sdpa'), ('jordan_exact', 'pairwise'), ('jordan_stabilized_abs', 'pairwise')):
-        assert 'path=sdpa' in tiny(name).describe() and f'path={path}' in tiny(name, T=24).describe(torch.bfloat16)
-
 def test_sampling_follows_seed_temperature_and_top_k():
     """Same seed, same text; top_k = 1 is argmax; top_k = 3 draws among the three likeliest alone; the mode of the model is kept."""
     model, idx = wander(tiny('rope')), tokens(2, 6)
@@ -254,13 +238,9 @@ def test_compiled_code_computes_the_same_loss(name):
 def graphs_of(f, run):
     """How many graphs torch.compile makes of f while run(compiled f) calls it at several lengths."""
     torch._dynamo.reset()
-    count = 0
-    def backend(graph, inputs):
-        nonlocal count
-        count += 1
-        return graph.forward
-    run(torch.compile(f, backend=backend, fullgraph=True))
-    return count
+    count = CompileCounter()
+    run(torch.compile(f, backend=count, fullgraph=True))
+    return count.frame_count
 
 SEPARABLE = [n for n in ALL if make_pos(GPTConfig(n_head=2, n_embd=32, pos=n)).separable]
 
@@ -302,6 +282,22 @@ def test_generation_does_not_recompile_per_token(name):
 
 # -----------------------------------------------------------------------------
 # half precision
+
+@pytest.mark.parametrize('gamma_T', [8, 30, 79, 200])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('name', ['damped', 'real_jordan', 'direct_sum', 'jordan_scaled', 'jordan_scaled+alibi', 'jordan_stabilized'])
+def test_strong_damping_and_shear_in_half_precision(name, dtype, gamma_T):
+    """What float32's factors still hold, float16's do not: finite, and within 0.05 of the definition on the same numbers, by a path that says its name."""
+    T = 512
+    pos = build(name, T=T, L=256, gamma_T=gamma_T, eta_s=12, dtype=torch.float32)
+    q, k, v = (x.to(dtype) for x in qkv(1, 2, T, 16))
+    got = attend(pos, q / 4, k, v, positions(T), positions(T))
+    want = attend_by_definition(copy.deepcopy(pos).double(), q.double() / 4, k.double(), v.double(), positions(T), positions(T))
+    assert got.isfinite().all() and worst(got.double(), want) <= 0.05
+
+def test_describe_names_the_path_of_the_dtype():
+    for name, path in (('rope', 'sdpa'), ('jordan_scaled', 'sdpa'), ('jordan_exact', 'pairwise'), ('jordan_stabilized_abs', 'pairwise')):
+        assert 'path=sdpa' in tiny(name).describe() and f'path={path}' in tiny(name, T=24).describe(torch.bfloat16)
 
 @pytest.mark.parametrize('name', ['learned', 'rope', 'jordan_scaled+alibi', 'jordan_exact', 'jordan_stabilized'])
 def test_training_in_bfloat16_keeps_up(name):
