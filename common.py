@@ -408,7 +408,7 @@ def append_row(path, row):
 
 def row_label(rows):
     """A name for each csv row: its encoding, and those settings in which rows of that encoding differ."""
-    settings = [k for k in rows[0] if k.startswith('pos_') and k != 'pos_params' or k in ('dataset', 'note', 'n_layer', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
+    settings = [k for k in rows[0] if k.startswith('pos_') and k != 'pos_params' or k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
     labels = []
     for r in rows:
         others = [o for o in rows if o['pos'] == r['pos']]

@@ -406,6 +406,7 @@ class GPTConfig:
     mlp_ratio: int = 4
     dropout: float = 0.0 # after the embedding, attention and MLP; none on attention weights
     bias: bool = False # in Linears and LayerNorms
+    attn_temperature: float = 1.0 # 1: softmax; the larger, the closer to attention that is linear in the scores (README, Results)
     pos: str = 'rope' # one of POS, or X+alibi
     pos_theta: float = 10000.0 # base of the frequency grid
     pos_grid: str = 'fast' # Jordan family: 'fast' theta^(-2k/hs) (the paper's), 'full' theta^(-2mk/hs) (all of RoPE's range)
@@ -424,6 +425,8 @@ class GPTConfig:
                              f"try n_embd={math.ceil(self.n_embd / self.n_head) * self.n_head}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout}: expected 0 <= dropout < 1")
+        if not 0 < self.attn_temperature <= 1e4:
+            raise ValueError(f"attn_temperature={self.attn_temperature}: expected 0 < attn_temperature <= 10000")
         if self.pos_grid not in ('fast', 'full'):
             raise ValueError(f"pos_grid={self.pos_grid!r}: expected 'fast' or 'full'")
         if not self.pos_theta > 1:
@@ -459,7 +462,7 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n_head = config.n_head
+        self.n_head, self.temperature = config.n_head, config.attn_temperature
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias) # query, key, value in one
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -468,8 +471,14 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, p, table, n, cache=None):
         """x (B, T, C) at positions p (T) -> (B, n, C): the last n queries against all keys, cached ones included."""
         q, k, v = self.c_attn(x).unflatten(-1, (3 * self.n_head, -1)).transpose(1, 2).split(self.n_head, dim=1) # (B, nh, T, hs) each
-        y = self.pos.attend(self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:]),
-                            self.pos.rotate(k, p, table), v, p[-n:], p, cache) # (B, nh, n, hs)
+        u, w = self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:]), self.pos.rotate(k, p, table)
+        if self.temperature == 1:
+            y = self.pos.attend(u, w, v, p[-n:], p, cache)                 # (B, nh, n, hs)
+        else: # t times what scores / t change in the mean of v; a small difference, so at least in float32
+            t, dtype = self.temperature, at_least_float32(x)
+            u, w, v = torch.cat((u.to(dtype) / t, torch.zeros_like(u, dtype=dtype))), *(z.to(dtype).repeat(2, 1, 1, 1) for z in (w, v))
+            y, mean = self.pos.attend(u, w, v, p[-n:], p, cache).chunk(2)
+            y = (mean + t * (y - mean)).to(x.dtype)
         y = y.transpose(1, 2).flatten(-2)                                  # heads side by side again: (B, n, C)
         return self.resid_dropout(self.c_proj(y))
 

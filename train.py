@@ -64,6 +64,7 @@ n_embd = 128
 mlp_ratio = 4
 dropout = 0.0
 bias = False # in Linears and LayerNorms
+attn_temperature = 1.0 # 1: softmax; the larger, the closer to attention that is linear in the scores, at twice its cost
 # positional encoding; see GPTConfig in model.py
 pos = 'jordan_stabilized'
 pos_theta = 10000.0
@@ -96,7 +97,7 @@ backend = '' # DDP: '' is nccl on CUDA, gloo on CPU
 config = configure(globals(), {
     '1 <= x <= 10**6': 'eval_iters eval_rows gradient_accumulation_steps batch_size block_size n_layer n_head n_embd mlp_ratio pos_order',
     '1 <= x <= 10**9': 'eval_interval log_interval', '0 <= x <= 10**9': 'eval_targets max_iters warmup_iters lr_decay_iters seed',
-    'x >= 0': 'weight_decay grad_clip min_lr pos_lr_mult', 'x > 0': 'learning_rate', '0 <= x < 1': 'dropout beta1 beta2',
+    'x >= 0': 'weight_decay grad_clip min_lr pos_lr_mult', 'x > 0': 'learning_rate', '0 < x <= 10**4': 'attn_temperature', '0 <= x < 1': 'dropout beta1 beta2',
     'x > 1': 'pos_theta', '0 <= x <= 10**3': 'pos_gamma0', '0 <= x <= 10**6': 'pos_c', '0 < x <= 10**3': 'pos_eta_max',
     "x in ('scratch', 'resume')": 'init_from', "x in ('fast', 'full')": 'pos_grid', "x in ('', 'nccl', 'gloo')": 'backend',
     "x != ''": 'out_dir dataset pos', 'all(2 <= n <= 10**6 for n in x)': 'eval_lens'})
@@ -442,7 +443,7 @@ if master:
     c = raw_model.config
     row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), **run_id, dataset=dataset, note=meta.get('note', ''))
     row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name.startswith('pos')} # read back from the model
-    row |= dict(pos_lr_mult=pos_lr_mult, n_layer=c.n_layer, block_size=c.block_size, params=n_params, pos_params=n_pos, iters=iter_num,
+    row |= dict(pos_lr_mult=pos_lr_mult, n_layer=c.n_layer, attn_temperature=c.attn_temperature, block_size=c.block_size, params=n_params, pos_params=n_pos, iters=iter_num,
                 learning_rate=learning_rate, weight_decay=weight_decay, tokens_per_s=round(iter_num * tokens_per_iter / max(train_seconds, 1e-9)),
                 device=torch.cuda.get_device_name() if 'cuda' in device else device, dtype=dtype, torch=torch.__version__,
                 train_seconds=round(train_seconds, 1), wall_seconds=round(seconds_before + time.time() - start, 1), val_loss=round(val_loss, 6))

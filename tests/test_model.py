@@ -124,7 +124,7 @@ def test_cached_generation_equals_full_forwards_past_block_size(name):
     Logits of a forward in cached pieces (a prompt, single tokens, a few at once) are those of one full forward to 1e-4; the greedy
     text equals the text of full forwards, for a batch, from a prompt shorter than L to a length of 2 L and more.
     """
-    model, idx = wander(tiny(name, T=64, L=24)), tokens(3, 60)
+    model, idx = wander(tiny(name, T=64, L=24, attn_temperature=10.0 if name in ('alibi', 'jordan_exact', 'jordan_stabilized') else 1.0)), tokens(3, 60)
     full, parts = whole_logits(model, idx), []
     caches, places = [KVCache(60, idx.device) for _ in range(2)], set()
     for a, b in ((0, 5), (5, 6), (6, 7), (7, 12), (12, 40), (40, 41), (41, 60)):
@@ -141,6 +141,30 @@ def test_cached_generation_equals_full_forwards_past_block_size(name):
         want = torch.cat((want, whole_logits(model, want)[:, -1:].argmax(dim=-1)), dim=1)
     assert torch.equal(text, want)
     assert len(text[:, 5:].unique()) > 3, 'a constant text would prove little'
+
+@pytest.mark.parametrize('name', [n for n in ALL if n != 'learned'])
+@torch.no_grad()
+def test_at_a_high_temperature_attention_is_linear_in_the_scores(name):
+    """
+    attn_temperature -> infinity: the first-order expansion of softmax attention in its scores, mean(v) + mean(score (v - mean(v))), means
+    over the keys in sight (weighted by the bias of ALiBi), to 1e-5 of it in float64. 1 is softmax; float32 at 1000 is within 1e-3.
+    """
+    T, i = 40, torch.arange(40)
+    block = wander(tiny(name, T=T, L=24)).double().transformer.h[0]
+    attn, x = block.attn, torch.randn(2, T, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q, k, v = attn.c_attn(x).unflatten(-1, (6, -1)).transpose(1, 2).split(2, dim=1)
+    hidden = i[:, None] < i
+    none = attn.pos.logits(torch.zeros_like(q), k, i, i)
+    score, p = attn.pos.logits(q, k, i, i) - none, torch.softmax(none.masked_fill(hidden, -math.inf), dim=-1)
+    mean = p @ v
+    want = attn.c_proj((mean + (p * score) @ v - (p * score).sum(-1, keepdim=True) * mean).transpose(1, 2).flatten(-2))
+    def at(t, attn=attn, x=x):
+        attn.temperature = t
+        return attn(x, i, attn.pos.table(i, x.dtype), T)
+    size = want.abs().max().item()
+    assert worst(at(1e4), want) < 1e-3 * size and worst(at(1e4), want) < 0.2 * worst(at(1e3), want), 'the rest falls like 1/t'
+    assert worst(at(1), want) > 0.01 * size and worst(at(1), at(1 + 1e-9)) < 1e-6 * size
+    assert worst(at(1e3), at(1e3, attn.float(), x.float()).double()) < 1e-3 * size
 
 def test_generation_with_learned_positions_sees_the_last_block_size_tokens():
     """From prompts shorter and longer than block_size the text is that of full forwards on the last block_size tokens."""
@@ -209,7 +233,7 @@ def close(a, b):
 def test_a_model_compiles_without_a_graph_break(name):
     """fullgraph=True, forward and backward traced (aot_eager): the loss of eager to 1e-5, and its gradients."""
     torch._dynamo.reset()
-    model, x, y = tiny(name, T=32, L=32, n_layer=1), tokens(2, 32), tokens(2, 32, seed=1)
+    model, x, y = tiny(name, T=32, L=32, n_layer=1, attn_temperature=10.0 if name == 'jordan_exact' else 1.0), tokens(2, 32), tokens(2, 32, seed=1)
     want, want_grads = loss_and_gradients(model, x, y)
     loss, grads = loss_and_gradients(torch.compile(model, backend='aot_eager', fullgraph=True), x, y)
     assert loss == pytest.approx(want, abs=1e-5) and all(map(close, grads, want_grads))
@@ -596,7 +620,7 @@ def test_the_path_follows_gamma_and_length():
 # GPTConfig: every field is kept, and what cannot be is refused in one line
 
 def test_every_field_of_a_config_survives_a_checkpoint():
-    config = GPTConfig(block_size=48, vocab_size=11, n_layer=1, n_head=2, n_embd=48, mlp_ratio=3, dropout=0.1, bias=True, pos='jordan_exact+alibi',
+    config = GPTConfig(block_size=48, vocab_size=11, n_layer=1, n_head=2, n_embd=48, mlp_ratio=3, dropout=0.1, bias=True, attn_temperature=7.0, pos='jordan_exact+alibi',
                        pos_theta=500.0, pos_grid='full', pos_order=3, pos_c=0.5, pos_eta0=0.01, pos_eta_max=0.2)
     again = GPTConfig(**dataclasses.asdict(config))
     assert again == config
@@ -639,7 +663,7 @@ def test_bad_settings_are_refused_in_one_line_that_names_them():
         for value in (0, -1):
             assert key in refusal(**{key: value})
     nan, inf = math.nan, math.inf
-    for key, values in dict(dropout=(-0.1, 1.0, nan), pos_theta=(0.0, 1.0, -5.0, nan), pos_gamma0=(-1.0, nan, inf), pos_c=(-1.0, nan, inf),
+    for key, values in dict(dropout=(-0.1, 1.0, nan), attn_temperature=(0.0, -1.0, nan, inf), pos_theta=(0.0, 1.0, -5.0, nan), pos_gamma0=(-1.0, nan, inf), pos_c=(-1.0, nan, inf),
                             pos_eta_max=(0.0, -1.0, nan, inf), pos_eta0=(0.1, -0.2, nan), pos_grid=('slow', '')).items():
         for value in values:
             assert key in refusal(**{key: value}), (key, value)
