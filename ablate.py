@@ -127,7 +127,7 @@ def measured(metrics):
     return [k for k in metrics if re.fullmatch(r'(acc|bpb)_\d+', k)]
 
 def read(path):
-    """The csv as {label: {seed: row}}, a row's metrics and scores unpacked; the last row of a seed counts."""
+    """The csv as {(encoding, run): {seed: row}}, a row's metrics and scores unpacked; the last row of a seed counts."""
     if not os.path.isfile(path):
         fail(f"{path}: no such file; ablate.py without --report makes one")
     rows = read_rows(path)
@@ -176,13 +176,16 @@ def report_on(path):
     keys = measured(first['metrics'])
     sign = 1 if keys[0].startswith('acc') else -1 # of what is better
     L, far = int(first['block_size']), keys[-1]
-    base = table.get(baseline)
-    if base is None:
-        print(f"note: no rows of the baseline {baseline!r}, so nothing is compared; it may be one of {', '.join(table)}")
+    mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
+    table = dict(sorted(table.items(), key=lambda t: (t[0][1], -sign * mean(t[1], far)))) # run by run, the best first
+    if lacking := sorted({run for _, run in table} - {run for encoding, run in table if encoding == baseline}):
+        print(f"note: no rows of the baseline {baseline!r}" + f" at {'; '.join(lacking)}" * any(lacking) + f", so nothing is compared there; --baseline= may be one of "
+              + ', '.join(sorted({encoding for encoding, _ in table})))
     lens = [int(k.split('_')[1]) / L for k in keys]
     head = ['encoding', 'params', 'n', *(f'{n:g}L' for n in lens), f'{lens[-1]:g}L - {baseline}', 'p', 'verdict', 'kernel', 'min']
     lines, summary = [], {}
-    for label, rows in table.items():
+    for (encoding, run), rows in table.items():
+        label, base = f'{encoding} {run}'.strip(), table.get((baseline, run))
         cells, some = [label, f"{next(iter(rows.values()))['params']:,}", str(len(rows))], next(iter(rows.values()))
         entry = summary[label] = dict(n=len(rows), seeds=sorted(rows))
         for k in keys:
@@ -211,9 +214,8 @@ def report_on(path):
           f"kernel: the single-kernel reference at {lens[-1]:g}L. min: minutes per run.")
     places = [k for k in first['metrics'] if k.startswith('bpb_pos_')]
     if places: # the targets differ from column to column, so only a column's numbers compare
-        mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
         print(f"\nbits per byte by position in windows of {lens[-1]:g}L, mean over the seeds:")
-        print_table([['encoding', *(k[8:].replace('_', '-') for k in places)], *([label, *(f'{mean(rows, k):.2f}' for k in places)] for label, rows in table.items())])
+        print_table([['encoding', *(k[8:].replace('_', '-') for k in places)], *([f'{encoding} {run}'.strip(), *(f'{mean(rows, k):.2f}' for k in places)] for (encoding, run), rows in table.items())])
     figure = draw(table, keys, lens, what, path.removesuffix('.csv') + '.png') if plot else None
     print(json.dumps(dict(report=os.path.basename(path), baseline=baseline, figure=figure and os.path.basename(figure), encodings=summary)))
 
@@ -226,25 +228,33 @@ def draw(table, keys, lens, what, path):
         return None
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
-    fig, ax = plt.subplots(figsize=(8.5, 4.2), layout='constrained')
-    markers = 'os^Dv<>Pp*Xh'
-    for n, (label, rows) in enumerate(table.items()):
+    runs = sorted({run for _, run in table})
+    fig, axes = plt.subplots(1, len(runs), figsize=(4.2 * len(runs) + 4.3, 4.4), layout='constrained', sharey=True, squeeze=False)
+    names = sorted({encoding for encoding, _ in table})
+    lines, seen = {}, []
+    for (encoding, run), rows in table.items():
+        ax, name = axes[0, runs.index(run)], encoding.split()[0]
+        style = [n for n in names if n.split()[0] == name].index(encoding) # 0 for one without variants
         x = np.array([[r['metrics'][k] for k in keys] for r in rows.values()])
         half = np.array([interval(c) for c in x.T])
         r = next(iter(rows.values()))['metrics']
         lo, hi = (x.mean(0) - half, x.mean(0) + half) if len(x) > 1 else ([r[k + '_lo'] for k in keys], [r[k + '_hi'] for k in keys])
-        color = COLORS.get(label.split()[0], COLORS.get(label.split()[0].removesuffix('+alibi')))
-        line, = ax.plot(lens, x.mean(0), marker=markers[n % len(markers)], color=color, ls='-' if label in COLORS else '--', ms=5, label=f'{label} (n={len(x)})')
-        ax.fill_between(lens, lo, hi, color=line.get_color(), alpha=.15, lw=0)
-        ax.plot(lens, x.T, color=line.get_color(), lw=.7, alpha=.6)          # each seed
-    ax.set_xscale('log', base=2)
-    ax.set_xticks(lens, [f'{n:g}' for n in lens])
-    ax.set_xlabel('context length T / training length L')
-    ax.set_ylabel(what)
-    if what == 'accuracy':
-        ax.set_ylim(top=min(ax.get_ylim()[1], 1.02))
-    ax.grid(alpha=.3)
-    ax.legend(fontsize=8, loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
+        color = COLORS.get(name, COLORS.get(name.removesuffix('+alibi')))
+        ls = '--' if name not in COLORS else ('-', (0, (5, 1)), ':', '-.')[style % 4]
+        line, = ax.plot(lens, x.mean(0), marker='os^Dv<>Pp*Xh'[names.index(encoding) % 12], color=color, ls=ls, ms=5)
+        lines.setdefault(encoding, line)
+        ax.fill_between(lens, lo, hi, color=color, alpha=.08, lw=0)
+        ax.plot(lens, x.T, color=color, lw=.6, alpha=.5)                   # each seed
+        ax.set_title(run, fontsize=9)
+        seen += [x.min(), x.max()]
+    for ax in axes[0]:
+        ax.set_xscale('log', base=2)
+        ax.set_xticks(lens, [f'{n:g}' for n in lens])
+        ax.set_xlabel('context length T / training length L')
+        ax.grid(alpha=.3)
+    axes[0, 0].set_ylim(min(seen) - .05 * (max(seen) - min(seen)) - .01, max(seen) + .05 * (max(seen) - min(seen)) + .01) # bands may leave it
+    axes[0, 0].set_ylabel(what)
+    fig.legend(lines.values(), lines, fontsize=8, loc='outside right center', frameon=False)
     save_figure(fig, path)
     print(f'figure: {path}')
     return path

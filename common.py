@@ -407,13 +407,19 @@ def append_row(path, row):
         fail(f"{path}: cannot be written ({type(e).__name__}: {e}); give another --results")
 
 def row_label(rows):
-    """A name for each csv row: its encoding, and those settings in which rows of that encoding differ."""
-    settings = [k for k in rows[0] if k.startswith('pos_') and k != 'pos_params' or k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
+    """
+    For each csv row the name of its encoding, with those pos_ settings in which rows of that encoding differ, and of its run: those
+    other settings in which the rows differ at all, '' if in none. Rows of one run name can be compared with each other.
+    """
+    rows = [r | {'params': int(r['params']) - int(r['pos_params'] or 0)} if r.get('params', '').isdigit() and r.get('pos_params', '').isdigit() else r for r in rows]
+    of_run = [k for k in rows[0] if k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
+    of_run = [k for k in of_run if len({r[k] for r in rows}) > 1]
     labels = []
     for r in rows:
         others = [o for o in rows if o['pos'] == r['pos']]
-        differ = [k for k in settings if len({o[k] for o in others}) > 1 and r[k] not in ('', 'None')]
-        labels.append(' '.join([r['pos'], *(f"{k.removeprefix('pos_')}={r[k]}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in differ)]))
+        differ = [k for k in r if (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1 and r[k] not in ('', 'None')]
+        name = lambda keys: ' '.join(f"{k.removeprefix('pos_')}={r[k]}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in keys)
+        labels.append((f"{r['pos']} {name(differ)}".strip(), name(of_run)))
     return labels
 
 def save_figure(fig, path, **kw):

@@ -451,7 +451,7 @@ def learned(path):
         return out, None
     lengths = [n * c.block_size for n in ((1,) if c.pos == 'learned' else (1, 2, 4, 8))]
     model.choose_paths(max(lengths))
-    single, curves, rng = reference_accuracies(c, meta, lengths), {}, np.random.default_rng([seed, 7])
+    single, curves, tests, rng = reference_accuracies(c, meta, lengths), {}, {}, np.random.default_rng([seed, 7])
     print(f"\n   Its kernel by flipping input bits, against the teacher {meta['kernel']!r}, omega {meta['omega']:.4f}, and the accuracy of\n"
           f"   a linear readout with it. halves: correlation between two halves of the rows. Rows "
           f"{f'of data/{dataset}' if there else 'made in memory'}.\n   published: n/a")
@@ -469,13 +469,28 @@ def learned(path):
         flips = flip_kernel(model, torch.from_numpy(data[:n, :-1].astype(np.int64)), torch.from_numpy(lags)).numpy()
         kernel, teacher = flips.mean(axis=0), KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
         correlation = np.corrcoef([teacher, kernel, flips[0::2].mean(axis=0), flips[1::2].mean(axis=0)])
-        _, right = score_rows(model, data[:acc_rows], 'cpu', nullcontext())
+        tests[T] = data[:acc_rows]
+        _, right = score_rows(model, tests[T], 'cpu', nullcontext())
         lo, hi = wilson(right.sum(), len(right))
         r = dict(correlation=correlation[0, 1], halves=correlation[2, 3], accuracy_of_kernel=accuracy_of_kernel(kernel, teacher), accuracy=right.mean(),
                  accuracy_lo=lo, accuracy_hi=hi, single_kernel=single.get(T), lags=lags, kernel=kernel)
         out[f'T_{T}'], curves[T] = r, (lags, kernel, teacher)
         print(f"  {T:6} {T / c.block_size:4g} {f'{len(lags)} x {len(flips)}':>12} {r['correlation']:9.3f} {r['halves']:6.2f} {r['accuracy_of_kernel']:14.3f} "
               f"{f'{right.mean():.3f} {lo:.3f}-{hi:.3f}':>18} {num(r['single_kernel'], 9)}", flush=True)
+
+    # does softmax saturate? The same weights, the last layer's attention read ever nearer to linear in the scores
+    print(f"\n   Accuracy of the same model, the last layer read at other attention temperatures ({acc_rows} rows, 95% interval):\n"
+          f"  {'temperature':>11} " + ''.join(f'{f"T = {T}":>20}' for T in lengths))
+    attn = model.transformer.h[-1].attn
+    for factor in (1, 3, 10, 100):
+        attn.temperature, cells = factor * c.attn_temperature, []
+        for T in lengths:
+            _, right = score_rows(model, tests[T], 'cpu', nullcontext())
+            lo, hi = wilson(right.sum(), len(right))
+            out[f'T_{T}'][f'accuracy_at_{attn.temperature:g}'] = right.mean()
+            cells.append(f'{right.mean():.3f} {lo:.3f}-{hi:.3f}')
+        print(f"  {attn.temperature:11g} " + ''.join(f'{x:>20}' for x in cells), flush=True)
+    attn.temperature = c.attn_temperature
     return out, (c.pos, meta, curves)
 
 # -----------------------------------------------------------------------------
