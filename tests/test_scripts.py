@@ -531,6 +531,14 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path):
     lines = rows.splitlines(keepends=True) # a run on text in the same file is another study
     (tmp_path / 'mixed.csv').write_text(rows + lines[-1].replace('acc_', 'bpb_'))
     assert_refused((p := run(repo, 'ablate.py', '--report=mixed.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'mixed.csv', 'acc_16', 'bpb_16', code=1)
+    rows = list(csv.DictReader(rows.splitlines())) # other layers are another run: compared with their own baseline, which they lack here
+    with open(tmp_path / 'layers.csv', 'w', newline='') as f:
+        writer = csv.DictWriter(f, rows[0])
+        writer.writeheader()
+        writer.writerows(rows + [r | {'n_layer': '9'} for r in rows if r['pos'] == 'damped'])
+    out = run(repo, 'ablate.py', '--report=layers.csv', '--plot=False', cwd=tmp_path)
+    ours, other = (json.loads(out.splitlines()[-1])['encodings'][f'damped n_layer={n}'] for n in (rows[0]['n_layer'], 9))
+    assert 'acc_16_vs_base' in ours and 'acc_16_vs_base' not in other and other['acc_16'] == ours['acc_16'] and 'n_layer=9' in out.splitlines()[0]
 
 README = open(os.path.join(ROOT, 'README.md'), encoding='utf-8').read()
 
