@@ -544,8 +544,9 @@ class GPT(nn.Module):
         """One line: the encoding that runs, its parameters and its path in this dtype."""
         pos = self.pos_modules()[0]
         n = sum(p.numel() for name, p in self.named_parameters() if '.pos.' in name or '.wpe.' in name)
+        linear = self.config.attn_temperature != 1 # such attention runs in float32
         return (f"pos={self.config.pos}: {n:,} positional parameters, {pos.extra_repr()}, "
-                f"path={pos.path(dtype)}")
+                f"path={pos.path(torch.promote_types(dtype, torch.float32) if linear else dtype)}" + f", attn_temperature={self.config.attn_temperature:g}" * linear)
 
     def forward(self, idx, targets=None, cache=None):
         """
@@ -598,6 +599,8 @@ class GPT(nn.Module):
         With a KV cache, and past block_size as far as you like. `learned` alone has no positions there: once the text is longer
         than block_size it sees the last block_size tokens only, at the cost of a full forward a token.
         """
+        if not (n >= 0 and temperature >= 0 and top_k >= 0 and idx.numel()):
+            raise ValueError(f"generate: expected a prompt and n, temperature and top_k >= 0, not {tuple(idx.shape)}, {n}, {temperature} and {top_k}")
         training = self.training
         self.eval()
         T, config = idx.size(1), self.config

@@ -175,6 +175,17 @@ def test_generation_with_learned_positions_sees_the_last_block_size_tokens():
             want = torch.cat((want, whole_logits(model, want[:, -24:])[:, -1:].argmax(dim=-1)), dim=1)
         assert torch.equal(text, want)
 
+@pytest.mark.parametrize('name', ['rope', 'learned'])
+def test_generate_refuses_what_has_no_meaning(name):
+    """A negative n, temperature or top_k, or no prompt: a ValueError that names them; n = 0 gives the prompt back."""
+    model, idx = tiny(name), tokens(1, 5)
+    for kw in (dict(n=-1), dict(n=3, temperature=-1.0), dict(n=3, temperature=math.nan), dict(n=3, top_k=-1)):
+        with pytest.raises(ValueError, match='top_k'):
+            model.generate(idx, **kw)
+    with pytest.raises(ValueError, match='prompt'):
+        model.generate(idx[:, :0], 3)
+    assert torch.equal(model.generate(idx, 0), idx)
+
 @pytest.mark.parametrize('name', ['rope', 'jordan_stabilized+alibi', 'learned'])
 def test_a_batch_generates_what_its_rows_generate_alone(name):
     model, idx = wander(tiny(name, L=64, dtype=F64)), tokens(3, 6)
@@ -321,6 +332,7 @@ def test_strong_damping_and_shear_in_half_precision(name, dtype, gamma_T):
 
 def test_describe_names_the_path_of_the_dtype():
     for name, path in (('rope', 'sdpa'), ('jordan_scaled', 'sdpa'), ('jordan_exact', 'pairwise'), ('jordan_stabilized_abs', 'pairwise')):
+        assert 'path=sdpa' in tiny(name, attn_temperature=100.0).describe(torch.bfloat16), 'float32 at any dtype'
         assert 'path=sdpa' in tiny(name).describe() and f'path={path}' in tiny(name, T=24).describe(torch.bfloat16)
 
 @pytest.mark.parametrize('name', ['learned', 'rope', 'jordan_scaled+alibi', 'jordan_exact', 'jordan_stabilized'])
