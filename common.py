@@ -408,16 +408,17 @@ def append_row(path, row):
 
 def row_label(rows):
     """
-    For each csv row the name of its encoding, with those pos_ settings in which rows of that encoding differ, and of its run: those
-    other settings in which the rows differ at all, '' if in none. Rows of one run name can be compared with each other.
+    For each csv row the name of its encoding, with those pos_ settings in which rows of that encoding differ, unless at the default, and of
+    its run: those other settings in which the rows differ at all, '' if in none. Rows of one run name can be compared with each other.
     """
     rows = [r | {'params': int(r['params']) - int(r['pos_params'] or 0)} if r.get('params', '').isdigit() and r.get('pos_params', '').isdigit() else r for r in rows]
     of_run = [k for k in rows[0] if k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
     of_run = [k for k in of_run if len({r[k] for r in rows}) > 1]
-    labels = []
+    labels, default = [], {f.name: str(f.default) for f in fields(GPTConfig)} | {'pos_lr_mult': '20.0'}
     for r in rows:
         others = [o for o in rows if o['pos'] == r['pos']]
-        differ = [k for k in r if (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1 and r[k] not in ('', 'None')]
+        differ = [k for k in r if (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1
+                  and r[k] not in ('', 'None', default.get(k))]
         name = lambda keys: ' '.join(f"{k.removeprefix('pos_')}={r[k]}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in keys)
         labels.append((f"{r['pos']} {name(differ)}".strip(), name(of_run)))
     return labels

@@ -5,7 +5,7 @@
 #     python sample.py --out_dir=out-text
 #
 # A megabyte or two is enough for words and short phrases. Validation loss that rises again means too little text for max_iters:
-# best.pt (sample.py --checkpoint=best.pt) is the model before that. The same model as in wikitext_cpu.py, so its time is the same.
+# best.pt (sample.py --checkpoint=best.pt) is the model before that. Six minutes of one CPU core (AMD EPYC).
 out_dir = 'out-text'
 dataset = 'text'
 block_size = 256
