@@ -1,0 +1,78 @@
+"""
+The README: every command runs, every table is what the results give, every snippet works. A file of its own, for the sake of pytest-xdist.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import torch
+
+from test_scripts import ROOT, TINY, repo, run, train_here
+
+README = open(os.path.join(ROOT, 'README.md'), encoding='utf-8').read()
+
+def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
+    """Every command of the README runs as it stands, but for sizes, the set-up, and what needs a network; each report prints a table that the README shows."""
+    lines = [l.split('#')[0].strip() for block in re.findall(r'```sh\n(.*?)```', README, flags=re.S) for l in block.splitlines()]
+    commands = [l.split('&&')[-1].strip().removeprefix('.venv/bin/') for l in lines]
+    assert commands[0] == 'python train.py config/synth_jordan.py' and commands[1] == 'python -m pytest -q tests'
+    for l in lines[:2]:
+        assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
+    shutil.copytree(os.path.join(ROOT, 'results'), tmp_path / 'results')
+    wikitext = os.path.join(repo, 'data/wikitext103') # its prepare.py wants the published files: tests/test_data.py
+    for split in ('train', 'val', 'test'):
+        with open(os.path.join(wikitext, f'{split}.bin'), 'wb') as f:
+            f.write(b' = Title = \n\n It was the age of wisdom . \n' * 100)
+    with open(os.path.join(wikitext, 'meta.json'), 'w') as f:
+        json.dump(dict(kind='stream', vocab_size=256, dtype='uint8'), f)
+    (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
+    small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope', '--plot=False'],
+             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference'],
+             'bench.py': '--pos=rope --T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=0 --decode_T=32 --device=cpu --dtype=float32 --compile=False'.split()}
+    for command in commands:
+        words = shlex.split(command)
+        if words[:3] == ['python', '-m', 'pytest']:
+            continue # this is it
+        if words[0] == 'torchrun':
+            words = ['python', '-m', 'torch.distributed.run', '--nproc_per_node=2', *words[2:]] + ['--gradient_accumulation_steps=2']
+        script = next(w for w in words if w.endswith('.py'))
+        if '--report' in command: # in this process: it is fast there
+            monkeypatch.chdir(tmp_path)
+            status, _, out, err = train_here(repo, capfd, monkeypatch, *words[2:], '--markdown=True', script=script)
+            assert status == 0, err
+            tables = [l for l in out.splitlines() if l.startswith('|')]
+            assert tables and all(l in README for l in tables), f'{command}\n' + '\n'.join(l for l in tables if l not in README)
+            continue
+        words = [sys.executable if w == 'python' else os.path.join(repo, w) if w == script else w for w in words] + small.get(script, [])
+        p = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=os.environ | {'OMP_NUM_THREADS': '1'})
+        assert p.returncode == 0, f'{command}\n{p.stderr[-3000:]}'
+
+def test_readme_snippet_of_an_encoding_in_another_gpt(monkeypatch):
+    snippet, _ = re.findall(r'```python\n(.*?)```', README, flags=re.S)
+    monkeypatch.syspath_prepend(ROOT)
+    names = {}
+    exec(snippet, names)
+    logits = names['pos'].logits(names['q'], names['k'], names['t'], names['t']).masked_fill(names['t'][:, None] < names['t'], -float('inf'))
+    assert torch.allclose(names['y'], logits.softmax(-1) @ names['v'], atol=1e-5)
+
+def test_readme_encoding_in_ten_lines_trains(repo, tmp_path):
+    """The class of the README, put into model.py where it says, keeps the contract and trains."""
+    _, snippet = re.findall(r'```python\n(.*?)```', README, flags=re.S)
+    copy = tmp_path / 'copy'
+    shutil.copytree(repo, copy)
+    source = (copy / 'model.py').read_text()
+    at = source.index('def make_pos(config):')
+    (copy / 'model.py').write_text(source[:at] + snippet + '\n' + source[at:])
+    row = json.loads(run(copy, 'train.py', *TINY, '--pos=jordan_log+alibi', '--max_iters=3', cwd=tmp_path).splitlines()[-1])
+    assert row['pos'] == 'jordan_log+alibi' and row['pos_params'] > 0
+    code = ("import torch, math; from model import *; pos = make_pos(GPTConfig(block_size=32, n_head=2, n_embd=16, pos='jordan_log', pos_eta0=.05)).double()\n"
+            "q, k, v = torch.randn(3, 1, 2, 50, 8, dtype=torch.float64); t = torch.arange(50)\n"
+            "y = pos.attend(pos.rotate(q, t), pos.rotate(k, t), v, t, t)\n"
+            "assert (y - pos.logits(q, k, t, t).masked_fill(t[:, None] < t, -math.inf).softmax(-1) @ v).abs().max() < 1e-12\n"
+            "assert (pos.logits(q, k, t, t) - pos.logits(q, k, t + 999, t + 999)).abs().max() < 1e-9")
+    subprocess.run([sys.executable, '-c', code], cwd=copy, check=True)
