@@ -185,7 +185,7 @@ def report_on(path):
     head = ['encoding', 'params', 'n', *(f'{n:g}L' for n in lens), f'{lens[-1]:g}L - {baseline}', 'p', 'verdict', 'kernel', 'min']
     lines, summary = [], {}
     for (encoding, run), rows in table.items():
-        label, base = f'{encoding} {run}'.strip(), table.get((baseline, run))
+        label, base = ' '.join((encoding, run)).strip(), table.get((baseline, run))
         cells, some = [label, f"{next(iter(rows.values()))['params']:,}", str(len(rows))], next(iter(rows.values()))
         entry = summary[label] = dict(n=len(rows), seeds=sorted(rows))
         for k in keys:
@@ -215,7 +215,7 @@ def report_on(path):
     places = [k for k in first['metrics'] if k.startswith('bpb_pos_')]
     if places: # the targets differ from column to column, so only a column's numbers compare
         print(f"\nbits per byte by position in windows of {lens[-1]:g}L, mean over the seeds:")
-        print_table([['encoding', *(k[8:].replace('_', '-') for k in places)], *([f'{encoding} {run}'.strip(), *(f'{mean(rows, k):.2f}' for k in places)] for (encoding, run), rows in table.items())])
+        print_table([['encoding', *(k[8:].replace('_', '-') for k in places)], *([' '.join(name).strip(), *(f'{mean(rows, k):.2f}' for k in places)] for name, rows in table.items())])
     figure = draw(table, keys, lens, what, path.removesuffix('.csv') + '.png') if plot else None
     print(json.dumps(dict(report=os.path.basename(path), baseline=baseline, figure=figure and os.path.basename(figure), encodings=summary)))
 
