@@ -133,6 +133,8 @@ def read(path):
     rows = read_rows(path)
     if not rows:
         fail(f"{path}: holds no rows of train.py")
+    if not all(r.get('pos') and r.get('block_size', '').isdigit() for r in rows):
+        fail(f"{path}: a row without pos or block_size is none of train.py; take it out")
     if len(lengths := sorted({r['block_size'] for r in rows}, key=int)) > 1:
         fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
     table = {}
@@ -141,7 +143,7 @@ def read(path):
             r['metrics'] = {k: float(v) for k, v in json.loads(r['metrics']).items()}
             r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
             r['seed'], r['params'], r['wall_seconds'] = int(r['seed']), int(r['params']), float(r['wall_seconds'])
-            if not measured(r['metrics']) or not r['scores'].keys() >= set(measured(r['metrics'])):
+            if not (keys := measured(r['metrics'])) or not r['scores'].keys() >= set(keys) or not r['metrics'].keys() >= {k + end for k in keys for end in ('_lo', '_hi')}:
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             fail(f"{path}: the row of pos={r.get('pos')} seed={r.get('seed')} is damaged; take it out")
@@ -166,7 +168,7 @@ def print_table(lines):
     width = [max(len(l[c]) for l in lines) for c in range(len(lines[0]))]
     for n, line in enumerate(lines):
         if markdown:
-            print('| ' + ' | '.join(line) + ' |' + ('\n|' + ' --- |' * len(line)) * (n == 0))
+            print('| ' + ' | '.join(cell.replace('|', r'\|') for cell in line) + ' |' + ('\n|' + ' --- |' * len(line)) * (n == 0))
         else:
             print('  '.join(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, width))))
 
@@ -199,7 +201,7 @@ def report_on(path):
                 if not verdict: # no seed of both, or not on the same rows
                     continue
                 entry[k + '_vs_base'] = dict(difference=round(float(d), 4), half=None if math.isnan(half) else round(float(half), 4), p=float(f'{p:.2g}'), verdict=verdict)
-            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), f'{p:.1g}', verdict] if verdict else ['n/a', 'n/a', 'n/a']
+            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), '<.001' if p < .001 else f'{p:.2f}', verdict] if verdict else ['n/a', 'n/a', 'n/a']
         else:
             cells += ['', '', 'baseline' if rows is base else '']
         ref = some['metrics'].get('ref_' + far.split('_')[1])
@@ -234,18 +236,19 @@ def draw(table, keys, lens, what, path):
     lines, seen = {}, []
     for (encoding, run), rows in table.items():
         ax, name = axes[0, runs.index(run)], encoding.split()[0]
-        style = [n for n in names if n.split()[0] == name].index(encoding) # 0 for one without variants
+        style = [n for n in names if n.split()[0] == name].index(encoding)     # 0 for the first, whose settings are at the default
         x = np.array([[r['metrics'][k] for k in keys] for r in rows.values()])
         half = np.array([interval(c) for c in x.T])
         r = next(iter(rows.values()))['metrics']
         lo, hi = (x.mean(0) - half, x.mean(0) + half) if len(x) > 1 else ([r[k + '_lo'] for k in keys], [r[k + '_hi'] for k in keys])
         color = COLORS.get(name, COLORS.get(name.removesuffix('+alibi')))
+        marker = dict(zip(COLORS, 'dphosP*DX^vd<>')).get(name, '>')             # the same in every figure; hollow for a variant
         ls = '--' if name not in COLORS else ('-', (0, (5, 1)), ':', '-.')[style % 4]
-        line, = ax.plot(lens, x.mean(0), marker='os^Dv<>Pp*Xh'[names.index(encoding) % 12], color=color, ls=ls, ms=5)
+        line, = ax.plot(lens, x.mean(0), marker=marker, color=color, ls=ls, ms=5, fillstyle='none' if style else 'full')
         lines.setdefault(encoding, line)
         ax.fill_between(lens, lo, hi, color=color, alpha=.08, lw=0)
         ax.plot(lens, x.T, color=color, lw=.6, alpha=.5)                   # each seed
-        ax.set_title(run, fontsize=9)
+        ax.set_title(run.replace('$', r'\$'), fontsize=9) # a $ starts a formula
         seen += [x.min(), x.max()]
     for ax in axes[0]:
         ax.set_xscale('log', base=2)
@@ -253,7 +256,7 @@ def draw(table, keys, lens, what, path):
         ax.set_xlabel('context length T / training length L')
         ax.grid(alpha=.3)
     axes[0, 0].set_ylim(min(seen) - .05 * (max(seen) - min(seen)) - .01, max(seen) + .05 * (max(seen) - min(seen)) + .01) # bands may leave it
-    axes[0, 0].set_ylabel(what)
+    axes[0, 0].set_ylabel(f'{what} (thin: seeds; band: 95%)')
     fig.legend(lines.values(), lines, fontsize=8, loc='outside right center', frameon=False)
     save_figure(fig, path)
     print(f'figure: {path}')

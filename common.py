@@ -3,6 +3,7 @@ What several scripts share and model.py should not hold: device choice, data set
 """
 
 import os
+import re
 import sys
 import csv
 import json
@@ -51,9 +52,9 @@ def choose_device(device, dtype, compile):
         usage(f"dtype='float16' on {kind}: it needs CUDA and its gradient scaler; use float32 or bfloat16")
     return device, dtype, (kind == 'cuda' if compile is None else compile)
 
-def autocast(device, dtype):
-    """Context of a forward pass in this dtype; float32 means float32, TF32 included only beside half precision."""
-    torch.set_float32_matmul_precision('highest' if dtype == 'float32' else 'high')
+def autocast(device, dtype, attn_temperature=1):
+    """Context of a forward pass in this dtype; float32 means float32, TF32 included only beside half precision, and not where small differences count."""
+    torch.set_float32_matmul_precision('highest' if dtype == 'float32' or attn_temperature != 1 else 'high')
     kind = device.split(':')[0]
     return nullcontext() if dtype == 'float32' else torch.autocast(kind, dtype=getattr(torch, dtype))
 
@@ -408,20 +409,24 @@ def append_row(path, row):
 
 def row_label(rows):
     """
-    For each csv row the name of its encoding, with those pos_ settings in which rows of that encoding differ, unless at the default, and of
-    its run: those other settings in which the rows differ at all, '' if in none. Rows of one run name can be compared with each other.
+    For each csv row the name of its encoding, with its damping and order and those other pos_ settings in which rows of that encoding differ,
+    unless at the default, and of its run: those other settings in which the rows differ at all, '' if in none. Rows of one run name can be
+    compared with each other; what differs in a setting that the csv does not hold is told apart by its config hash.
     """
     rows = [r | {'params': int(r['params']) - int(r['pos_params'] or 0)} if r.get('params', '').isdigit() and r.get('pos_params', '').isdigit() else r for r in rows]
     of_run = [k for k in rows[0] if k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
     of_run = [k for k in of_run if len({r[k] for r in rows}) > 1]
-    labels, default = [], {f.name: str(f.default) for f in fields(GPTConfig)} | {'pos_lr_mult': '20.0'}
+    labels, hashes, default = [], {}, {f.name: str(f.default) for f in fields(GPTConfig)} | {'pos_lr_mult': '20.0'}
+    number = lambda text: f'{float(text):g}' if re.fullmatch(r'-?[\d.]+(e[-+]?\d+)?', str(text)) else text
     for r in rows:
-        others = [o for o in rows if o['pos'] == r['pos']]
-        differ = [k for k in r if (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1
+        base, others = r['pos'].partition('+')[0], [o for o in rows if o['pos'] == r['pos']]
+        always = ('pos_order', 'pos_gamma0', 'pos_c')[:0 if base in ('nope', 'learned', 'alibi', 'rope') else 1 if base == 'rope_hi' else 3]
+        differ = [k for k in r if (k in always or (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1)
                   and r[k] not in ('', 'None', default.get(k))]
-        name = lambda keys: ' '.join(f"{k.removeprefix('pos_')}={r[k]}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in keys)
+        name = lambda keys: ' '.join(f"{k.removeprefix('pos_')}={number(r[k])}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in keys)
         labels.append((f"{r['pos']} {name(differ)}".strip(), name(of_run)))
-    return labels
+        hashes.setdefault(labels[-1], set()).add(r.get('config_hash'))
+    return [(e, f"{run} config={r.get('config_hash', '')[:4]}".strip()) if len(hashes[e, run]) > 1 else (e, run) for r, (e, run) in zip(rows, labels)]
 
 def save_figure(fig, path, **kw):
     try:

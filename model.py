@@ -425,8 +425,8 @@ class GPTConfig:
                              f"try n_embd={math.ceil(self.n_embd / self.n_head) * self.n_head}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout}: expected 0 <= dropout < 1")
-        if not 0 < self.attn_temperature <= 1e4:
-            raise ValueError(f"attn_temperature={self.attn_temperature}: expected 0 < attn_temperature <= 10000")
+        if not 1e-3 <= self.attn_temperature <= 1e4:
+            raise ValueError(f"attn_temperature={self.attn_temperature}: expected .001 <= attn_temperature <= 10000")
         if self.pos_grid not in ('fast', 'full'):
             raise ValueError(f"pos_grid={self.pos_grid!r}: expected 'fast' or 'full'")
         if not self.pos_theta > 1:
@@ -599,8 +599,8 @@ class GPT(nn.Module):
         With a KV cache, and past block_size as far as you like. `learned` alone has no positions there: once the text is longer
         than block_size it sees the last block_size tokens only, at the cost of a full forward a token.
         """
-        if not (n >= 0 and temperature >= 0 and top_k >= 0 and idx.numel()):
-            raise ValueError(f"generate: expected a prompt and n, temperature and top_k >= 0, not {tuple(idx.shape)}, {n}, {temperature} and {top_k}")
+        if not (isinstance(n, int) and isinstance(top_k, int) and n >= 0 and temperature >= 0 and top_k >= 0 and idx.numel()):
+            raise ValueError(f"generate: expected a prompt, whole numbers n and top_k >= 0 and a temperature >= 0, not {tuple(idx.shape)}, {n}, {temperature} and {top_k}")
         training = self.training
         self.eval()
         T, config = idx.size(1), self.config

@@ -479,11 +479,11 @@ def learned(path):
               f"{f'{right.mean():.3f} {lo:.3f}-{hi:.3f}':>18} {num(r['single_kernel'], 9)}", flush=True)
 
     # does softmax saturate? The same weights, the last layer's attention read ever nearer to linear in the scores
-    print(f"\n   Accuracy of the same model, the last layer read at other attention temperatures ({acc_rows} rows, 95% interval):\n"
+    print(f"\n   Accuracy of the same model, the last layer read at other attention temperatures ({len(tests[lengths[0]])} rows, 95% interval):\n"
           f"  {'temperature':>11} " + ''.join(f'{f"T = {T}":>20}' for T in lengths))
     attn = model.transformer.h[-1].attn
-    for factor in (1, 3, 10, 100):
-        attn.temperature, cells = factor * c.attn_temperature, []
+    for attn.temperature in sorted({c.attn_temperature, 1.0, 10.0, 100.0, 1000.0, 10000.0}): # beyond, float32 is noise
+        cells = []
         for T in lengths:
             _, right = score_rows(model, tests[T], 'cpu', nullcontext())
             lo, hi = wilson(right.sum(), len(right))

@@ -33,7 +33,6 @@ dtype = '' # '': bfloat16 where it is fast, else float32
 # -----------------------------------------------------------------------------
 configure(globals(), {'1 <= x <= 10**6': 'num_samples max_new_tokens', '0 <= x <= 10**9': 'top_k seed', 'x == 0 or 0.001 <= x <= 1000': 'temperature', "x != ''": 'out_dir checkpoint'})
 device, dtype, _ = choose_device(device, dtype, False) # compiling would take longer than sampling
-context = autocast(device, dtype)
 signal.signal(signal.SIGINT, lambda *_: (print('interrupted', file=sys.stderr), sys.exit(130)))
 for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(errors='replace') # a console that cannot print a character shows ?
@@ -42,6 +41,7 @@ path = os.path.join(out_dir, checkpoint)
 saved = load_checkpoint(path)
 model = model_of(saved, path).to(device).eval()
 config, dataset = model.config, saved['config']['dataset']
+context = autocast(device, dtype, config.attn_temperature)
 encoding = saved.get('encoding')
 if encoding is None: # an older file; its data set still knows
     meta = load_meta(dataset)

@@ -97,7 +97,7 @@ backend = '' # DDP: '' is nccl on CUDA, gloo on CPU
 config = configure(globals(), {
     '1 <= x <= 10**6': 'eval_iters eval_rows gradient_accumulation_steps batch_size block_size n_layer n_head n_embd mlp_ratio pos_order',
     '1 <= x <= 10**9': 'eval_interval log_interval', '0 <= x <= 10**9': 'eval_targets max_iters warmup_iters lr_decay_iters seed',
-    'x >= 0': 'weight_decay grad_clip min_lr pos_lr_mult', 'x > 0': 'learning_rate', '0 < x <= 10**4': 'attn_temperature', '0 <= x < 1': 'dropout beta1 beta2',
+    'x >= 0': 'weight_decay grad_clip min_lr pos_lr_mult', 'x > 0': 'learning_rate', '.001 <= x <= 10**4': 'attn_temperature', '0 <= x < 1': 'dropout beta1 beta2',
     'x > 1': 'pos_theta', '0 <= x <= 10**3': 'pos_gamma0', '0 <= x <= 10**6': 'pos_c', '0 < x <= 10**3': 'pos_eta_max',
     "x in ('scratch', 'resume')": 'init_from', "x in ('fast', 'full')": 'pos_grid', "x in ('', 'nccl', 'gloo')": 'backend',
     "x != ''": 'out_dir dataset pos', 'all(2 <= n <= 10**6 for n in x)': 'eval_lens'})
@@ -127,7 +127,7 @@ if ddp:
     dist.init_process_group(backend or ('nccl' if 'cuda' in device else 'gloo'))
 master = rank == 0
 say = (lambda *args: print(*args, flush=True)) if master else (lambda *args: None)
-context = autocast(device, dtype)
+context = autocast(device, dtype, attn_temperature)
 
 checkpoint = load_checkpoint(ckpt_path) if init_from == 'resume' else None
 
@@ -264,7 +264,7 @@ if init_from == 'resume':
     lacks = {'optimizer', 'scaler', 'iter_num', 'best_val_loss', 'seconds', 'data'} - checkpoint.keys()
     if lacks:
         fail(f"{ckpt_path}: holds no {', '.join(sorted(lacks))}, so it cannot be resumed; start from scratch, or use it with sample.py")
-    saved = checkpoint['config'] | checkpoint['model_args'] | {'training data': checkpoint['data']}
+    saved = {f.name: f.default for f in fields(GPTConfig)} | checkpoint['config'] | checkpoint['model_args'] | {'training data': checkpoint['data']}
     now = config | {'vocab_size': meta['vocab_size'], 'training data': run_id['data_checksum']}
     free = {*ignore, 'eval_iters', 'eval_lens', 'eval_rows', 'eval_targets', 'max_iters', 'dtype'} - {'seed'}
     for key in now.keys() - free: # everything that shapes the rest of the run must be what it was

@@ -179,7 +179,7 @@ def test_generation_with_learned_positions_sees_the_last_block_size_tokens():
 def test_generate_refuses_what_has_no_meaning(name):
     """A negative n, temperature or top_k, or no prompt: a ValueError that names them; n = 0 gives the prompt back."""
     model, idx = tiny(name), tokens(1, 5)
-    for kw in (dict(n=-1), dict(n=3, temperature=-1.0), dict(n=3, temperature=math.nan), dict(n=3, top_k=-1)):
+    for kw in (dict(n=-1), dict(n=3, temperature=-1.0), dict(n=3, temperature=math.nan), dict(n=3, top_k=-1), dict(n=2.5), dict(n=3, top_k=1.5)):
         with pytest.raises(ValueError, match='top_k'):
             model.generate(idx, **kw)
     with pytest.raises(ValueError, match='prompt'):
@@ -675,7 +675,7 @@ def test_bad_settings_are_refused_in_one_line_that_names_them():
         for value in (0, -1):
             assert key in refusal(**{key: value})
     nan, inf = math.nan, math.inf
-    for key, values in dict(dropout=(-0.1, 1.0, nan), attn_temperature=(0.0, -1.0, nan, inf), pos_theta=(0.0, 1.0, -5.0, nan), pos_gamma0=(-1.0, nan, inf), pos_c=(-1.0, nan, inf),
+    for key, values in dict(dropout=(-0.1, 1.0, nan), attn_temperature=(0.0, 1e-40, -1.0, 1e5, nan, inf), pos_theta=(0.0, 1.0, -5.0, nan), pos_gamma0=(-1.0, nan, inf), pos_c=(-1.0, nan, inf),
                             pos_eta_max=(0.0, -1.0, nan, inf), pos_eta0=(0.1, -0.2, nan), pos_grid=('slow', '')).items():
         for value in values:
             assert key in refusal(**{key: value}), (key, value)

@@ -538,3 +538,14 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path):
     out = run(repo, 'ablate.py', '--report=layers.csv', '--plot=False', cwd=tmp_path)
     ours, other = (json.loads(out.splitlines()[-1])['encodings'][f'damped n_layer={n}'] for n in (rows[0]['n_layer'], 9))
     assert 'acc_16_vs_base' in ours and 'acc_16_vs_base' not in other and other['acc_16'] == ours['acc_16'] and 'n_layer=9' in out.splitlines()[0]
+    for name, broken, words in (('hash', rows + [r | {'config_hash': 'other'} for r in rows], None), # settings without a column are not merged
+                                ('empty', [r | {'block_size': ''} for r in rows], 'block_size'), ('bare', [r | {'metrics': '{"acc_16": 0.5}'} for r in rows], 'damaged')):
+        with open(tmp_path / f'{name}.csv', 'w', newline='') as f:
+            writer = csv.DictWriter(f, rows[0])
+            writer.writeheader()
+            writer.writerows(broken)
+        p = run(repo, 'ablate.py', f'--report={name}.csv', '--plot=False', cwd=tmp_path, ok=False)
+        if words:
+            assert_refused(p.returncode, p.stderr, name, words, code=1)
+        else:
+            assert len(json.loads(p.stdout.splitlines()[-1])['encodings']) == 4
