@@ -17,7 +17,10 @@ from test_scripts import ROOT, TINY, repo, run, train_here
 README = open(os.path.join(ROOT, 'README.md'), encoding='utf-8').read()
 
 def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
-    """Every command of the README runs as it stands, but for sizes, the set-up, and what needs a network; each report prints a table that the README shows."""
+    """
+    Every command of the README runs as it stands, but for sizes, the set-up, and what needs a network; of ablate.py the first, of its other
+    commands one run. Each report prints a table that the README shows.
+    """
     lines = [l.split('#')[0].strip() for block in re.findall(r'```sh\n(.*?)```', README, flags=re.S) for l in block.splitlines()]
     commands = [l.split('&&')[-1].strip().removeprefix('.venv/bin/') for l in lines]
     assert commands[0] == 'python train.py config/synth_jordan.py' and commands[1] == 'python -m pytest -q tests'
@@ -34,6 +37,7 @@ def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
     small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope', '--plot=False'],
              'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference'],
              'bench.py': '--pos=rope --T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=0 --decode_T=32 --device=cpu --dtype=float32 --compile=False'.split()}
+    ablated = 0
     for command in commands:
         words = shlex.split(command)
         if words[:3] == ['python', '-m', 'pytest']:
@@ -43,10 +47,18 @@ def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
         script = next(w for w in words if w.endswith('.py'))
         if '--report' in command: # in this process: it is fast there
             monkeypatch.chdir(tmp_path)
-            status, _, out, err = train_here(repo, capfd, monkeypatch, *words[2:], '--markdown=True', script=script)
+            status, _, out, err = train_here(repo, capfd, monkeypatch, *words[2:], '--markdown=True', f'--plot={ablated == 1}', script=script)
             assert status == 0, err
             table = re.search(r'(^\|.*\n)+', out, flags=re.M)[0] # the first; that of positions in a text is shown for one study
             assert table in README, f'{command}\n{table}'
+            continue
+        if script == 'ablate.py' and (ablated := ablated + 1) > 1: # the first runs as it stands; of the others what it makes of its last encoding, here
+            (encodings,) = (w[6:] for w in words if w.startswith('--pos='))
+            name, *settings = encodings.split(',')[-1].split(':')
+            flags = [w for w in words[2:] if not w.startswith(('--pos=', '--seeds='))] + [f'--pos={name}', *(f'--{s}' for s in settings)]
+            monkeypatch.chdir(tmp_path)
+            status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, *TINY, '--n_embd=24' if '--pos_order=3' in flags else '--max_iters=1', '--max_iters=1')
+            assert status == 0, err
             continue
         words = [sys.executable if w == 'python' else os.path.join(repo, w) if w == script else w for w in words] + small.get(script, [])
         p = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=os.environ | {'OMP_NUM_THREADS': '1'})

@@ -517,12 +517,12 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path):
     flags = ['config/smoke.py', *TINY, '--pos=rope,damped:pos_c=1', '--seeds=0,1', '--max_iters=2', '--plot=False']
     first = run(repo, 'ablate.py', *flags, cwd=tmp_path, timeout=300)
     report = json.loads(first.splitlines()[-1])['encodings']
-    assert set(report) == {'rope', 'damped'} and report['damped']['n'] == 2
-    assert report['damped']['acc_16_vs_base']['verdict'] in ('better', 'worse', 'noise')
+    assert set(report) == {'rope', 'damped c=1'} and report['damped c=1']['n'] == 2
+    assert report['damped c=1']['acc_16_vs_base']['verdict'] in ('better', 'worse', 'noise')
     rows = (tmp_path / 'out-ablate' / 'results.csv').read_text()
     assert json.loads(run(repo, 'ablate.py', *flags, cwd=tmp_path, timeout=300).splitlines()[-1])['encodings'] == report
     assert (tmp_path / 'out-ablate' / 'results.csv').read_text() == rows # nothing ran twice
-    markdown = run(repo, 'ablate.py', '--report=out-ablate/results.csv', '--markdown=True', '--plot=False', '--baseline=damped', cwd=tmp_path)
+    markdown = run(repo, 'ablate.py', '--report=out-ablate/results.csv', '--markdown=True', '--plot=False', '--baseline=damped c=1', cwd=tmp_path)
     assert '| rope | ' in markdown and json.loads(markdown.splitlines()[-1])['encodings']['rope']['acc_128_vs_base']['verdict']
     assert_refused((p := run(repo, 'ablate.py', 'config/smoke.py', cwd=tmp_path, ok=False)).returncode, p.stderr, '--pos')
     assert_refused((p := run(repo, 'ablate.py', '--report=none.csv', cwd=tmp_path, ok=False)).returncode, p.stderr, 'none.csv', code=1)
@@ -536,7 +536,7 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path):
         writer.writeheader()
         writer.writerows(rows + [r | {'n_layer': '9'} for r in rows if r['pos'] == 'damped'])
     out = run(repo, 'ablate.py', '--report=layers.csv', '--plot=False', cwd=tmp_path)
-    ours, other = (json.loads(out.splitlines()[-1])['encodings'][f'damped n_layer={n}'] for n in (rows[0]['n_layer'], 9))
+    ours, other = (json.loads(out.splitlines()[-1])['encodings'][f'damped c=1 n_layer={n}'] for n in (rows[0]['n_layer'], 9))
     assert 'acc_16_vs_base' in ours and 'acc_16_vs_base' not in other and other['acc_16'] == ours['acc_16'] and 'n_layer=9' in out.splitlines()[0]
     for name, broken, words in (('hash', rows + [r | {'config_hash': 'other'} for r in rows], None), # settings without a column are not merged
                                 ('empty', [r | {'block_size': ''} for r in rows], 'block_size'), ('bare', [r | {'metrics': '{"acc_16": 0.5}'} for r in rows], 'damaged')):
