@@ -236,7 +236,7 @@ def draw(table, keys, lens, what, path):
     lines, seen = {}, []
     for (encoding, run), rows in table.items():
         ax, name = axes[0, runs.index(run)], encoding.split()[0]
-        style = [n for n in names if n.split()[0] == name].index(encoding)     # 0 for the first, whose settings are at the default
+        style = [n for n in names if n.split()[0] == name].index(encoding) # 0 for its first variant
         x = np.array([[r['metrics'][k] for k in keys] for r in rows.values()])
         half = np.array([interval(c) for c in x.T])
         r = next(iter(rows.values()))['metrics']
@@ -248,14 +248,15 @@ def draw(table, keys, lens, what, path):
         lines.setdefault(encoding, line)
         ax.fill_between(lens, lo, hi, color=color, alpha=.08, lw=0)
         ax.plot(lens, x.T, color=color, lw=.6, alpha=.5)                   # each seed
-        ax.set_title(run.replace('$', r'\$'), fontsize=9) # a $ starts a formula
         seen += [x.min(), x.max()]
-    for ax in axes[0]:
+    for ax, run in zip(axes[0], runs):
+        ax.set_title(run.replace('$', r'\$'), fontsize=9) # a $ starts a formula
         ax.set_xscale('log', base=2)
         ax.set_xticks(lens, [f'{n:g}' for n in lens])
         ax.set_xlabel('context length T / training length L')
         ax.grid(alpha=.3)
-    axes[0, 0].set_ylim(min(seen) - .05 * (max(seen) - min(seen)) - .01, max(seen) + .05 * (max(seen) - min(seen)) + .01) # bands may leave it
+    margin = .05 * (max(seen) - min(seen)) + .01
+    axes[0, 0].set_ylim(min(seen) - margin, max(seen) + margin)            # of the seeds: bands may leave it
     axes[0, 0].set_ylabel(f'{what} (thin: seeds; band: 95%)')
     fig.legend(lines.values(), lines, fontsize=8, loc='outside right center', frameon=False)
     save_figure(fig, path)

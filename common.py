@@ -420,7 +420,7 @@ def row_label(rows):
     number = lambda text: f'{float(text):g}' if re.fullmatch(r'-?[\d.]+(e[-+]?\d+)?', str(text)) else text
     for r in rows:
         base, others = r['pos'].partition('+')[0], [o for o in rows if o['pos'] == r['pos']]
-        always = ('pos_order', 'pos_gamma0', 'pos_c')[:0 if base in ('nope', 'learned', 'alibi', 'rope') else 1 if base == 'rope_hi' else 3]
+        always = [] if base in ('nope', 'learned', 'alibi', 'rope') else ['pos_order'] if base == 'rope_hi' else ['pos_order', 'pos_gamma0', 'pos_c']
         differ = [k for k in r if (k in always or (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1)
                   and r[k] not in ('', 'None', default.get(k))]
         name = lambda keys: ' '.join(f"{k.removeprefix('pos_')}={number(r[k])}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in keys)

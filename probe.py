@@ -413,6 +413,11 @@ def flip_kernel(model, rows, lags):
         out.append((z[:-1] - z[-1]) * (1 - 2 * row[at]) / 2)
     return torch.stack(out)
 
+def accuracy(model, rows):
+    """Share of rows (N, T+1) whose answer the model gets right, and its 95% interval."""
+    _, right = score_rows(model, rows, 'cpu', nullcontext())
+    return right.mean(), *wilson(right.sum(), len(right))
+
 def task_rows(meta, T, n):
     """n rows of bits, QUERY, answer, (n, T+1), in memory."""
     bits = np.random.default_rng([seed, 6, T]).integers(0, 2, (n, T - 1))
@@ -470,13 +475,12 @@ def learned(path):
         kernel, teacher = flips.mean(axis=0), KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
         correlation = np.corrcoef([teacher, kernel, flips[0::2].mean(axis=0), flips[1::2].mean(axis=0)])
         tests[T] = data[:acc_rows]
-        _, right = score_rows(model, tests[T], 'cpu', nullcontext())
-        lo, hi = wilson(right.sum(), len(right))
-        r = dict(correlation=correlation[0, 1], halves=correlation[2, 3], accuracy_of_kernel=accuracy_of_kernel(kernel, teacher), accuracy=right.mean(),
+        share, lo, hi = accuracy(model, tests[T])
+        r = dict(correlation=correlation[0, 1], halves=correlation[2, 3], accuracy_of_kernel=accuracy_of_kernel(kernel, teacher), accuracy=share,
                  accuracy_lo=lo, accuracy_hi=hi, single_kernel=single.get(T), lags=lags, kernel=kernel)
         out[f'T_{T}'], curves[T] = r, (lags, kernel, teacher)
         print(f"  {T:6} {T / c.block_size:4g} {f'{len(lags)} x {len(flips)}':>12} {r['correlation']:9.3f} {r['halves']:6.2f} {r['accuracy_of_kernel']:14.3f} "
-              f"{f'{right.mean():.3f} {lo:.3f}-{hi:.3f}':>18} {num(r['single_kernel'], 9)}", flush=True)
+              f"{f'{share:.3f} {lo:.3f}-{hi:.3f}':>18} {num(r['single_kernel'], 9)}", flush=True)
 
     # does softmax saturate? The same weights, the last layer's attention read ever nearer to linear in the scores
     print(f"\n   Accuracy of the same model, the last layer read at other attention temperatures ({len(tests[lengths[0]])} rows, 95% interval):\n"
@@ -485,10 +489,10 @@ def learned(path):
     for attn.temperature in sorted({c.attn_temperature, 1.0, 10.0, 100.0, 1000.0, 10000.0}): # beyond, float32 is noise
         cells = []
         for T in lengths:
-            _, right = score_rows(model, tests[T], 'cpu', nullcontext())
-            lo, hi = wilson(right.sum(), len(right))
-            out[f'T_{T}'][f'accuracy_at_{attn.temperature:g}'] = right.mean()
-            cells.append(f'{right.mean():.3f} {lo:.3f}-{hi:.3f}')
+            r = out[f'T_{T}']
+            share, lo, hi = (r['accuracy'], r['accuracy_lo'], r['accuracy_hi']) if attn.temperature == c.attn_temperature else accuracy(model, tests[T])
+            r[f'accuracy_at_{attn.temperature:g}'] = share
+            cells.append(f'{share:.3f} {lo:.3f}-{hi:.3f}')
         print(f"  {attn.temperature:11g} " + ''.join(f'{x:>20}' for x in cells), flush=True)
     attn.temperature = c.attn_temperature
     return out, (c.pos, meta, curves)

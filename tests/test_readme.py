@@ -57,7 +57,7 @@ def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
             name, *settings = encodings.split(',')[-1].split(':')
             flags = [w for w in words[2:] if not w.startswith(('--pos=', '--seeds='))] + [f'--pos={name}', *(f'--{s}' for s in settings)]
             monkeypatch.chdir(tmp_path)
-            status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, *TINY, '--n_embd=24' if '--pos_order=3' in flags else '--max_iters=1', '--max_iters=1')
+            status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, *TINY, *['--n_embd=24'] * ('--pos_order=3' in flags), '--max_iters=1')
             assert status == 0, err
             continue
         words = [sys.executable if w == 'python' else os.path.join(repo, w) if w == script else w for w in words] + small.get(script, [])
