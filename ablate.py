@@ -4,7 +4,7 @@ Encodings x seeds of one config, and the table and figure of what came out.
     python ablate.py config/synth_jordan.py --pos=rope,rope_hi,jordan_stabilized --seeds=0,1,2
     python ablate.py config/synth_jordan.py --pos=damped,damped:pos_c=1 --seeds=0,1,2 --weight_decay=0.1   # settings of one encoding after ':'
     python ablate.py config/synth_jordan.py --pos=rope,damped --learning_rate=3e-4,1e-3,3e-3   # first tune it, on seeds not reported
-    python ablate.py --report=results/synth.csv
+    python ablate.py --report=results/synth.csv                                        # table and figure; of some: --pos='rope,damped c=1'
 
 Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv already holds is skipped, what a
 Ctrl-C cut off goes on where it stopped. The report needs the csv alone. Its last stdout line is one JSON object.
@@ -28,7 +28,7 @@ from common import COLORS, fail, read_rows, row_label, save_figure, unpack
 from model import GPTConfig, make_pos
 
 # -----------------------------------------------------------------------------
-pos = '' # encodings, each perhaps with settings of its own: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.01:pos_eta_max=.05
+pos = '' # encodings, each perhaps with settings of its own: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.01:pos_eta_max=.05; of a report those to show, '' is all
 seeds: tuple[int, ...] = (0, 1, 2)
 jobs = 1 # runs at the same time; give each its threads with OMP_NUM_THREADS
 learning_rate: tuple[float, ...] = () # several: each encoding takes the best of them by validation loss on tune_seeds
@@ -172,8 +172,11 @@ def print_table(lines):
         else:
             print('  '.join(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, width))))
 
-def report_on(path):
+def report_on(path, chosen=()):
     table = read(path)
+    if unknown := [e for e in chosen if e not in {encoding for encoding, _ in table}]:
+        usage(f"--pos={unknown[0]}: not in {path}, which has " + ', '.join(sorted({encoding for encoding, _ in table})))
+    table = {name: rows for name, rows in table.items() if not chosen or name[0] in chosen}
     first = next(iter(next(iter(table.values())).values()))
     keys = measured(first['metrics'])
     sign = 1 if keys[0].startswith('acc') else -1 # of what is better
@@ -201,13 +204,15 @@ def report_on(path):
                 if not verdict: # no seed of both, or not on the same rows
                     continue
                 entry[k + '_vs_base'] = dict(difference=round(float(d), 4), half=None if math.isnan(half) else round(float(half), 4), p=float(f'{p:.2g}'), verdict=verdict)
-            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), '<.001' if p < .001 else f'{p:.2f}', verdict] if verdict else ['n/a', 'n/a', 'n/a']
+            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), '<.001' if p < .001 else f'{p:.3f}', verdict] if verdict else ['n/a', 'n/a', 'n/a']
         else:
             cells += ['', '', 'baseline' if rows is base else '']
         ref = some['metrics'].get('ref_' + far.split('_')[1])
         cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([r['wall_seconds'] for r in rows.values()]) / 60:.1f}"]
         lines.append(cells)
     print_table([head, *lines])
+    if len({r.get('learning_rate') for rows in table.values() for r in rows.values()}) > 1:
+        print('\nlearning rates: ' + ', '.join(f"{label} {'/'.join(sorted({r.get('learning_rate', '') for r in rows.values()}))}" for label, rows in zip(summary, table.values())))
     counts = sorted({len(r['scores'][far]) for rows in table.values() for r in rows.values()})
     what = 'accuracy' if sign > 0 else 'bits per byte'
     print(f"\n{what}: mean over n seeds ± 95% t interval, {' or '.join(f'{n:,}' for n in counts)} {'rows' if sign > 0 else 'windows'} each; L = {L}. In brackets (one seed): 95% interval over these. "
@@ -266,7 +271,7 @@ def draw(table, keys, lens, what, path):
 if report:
     if files or theirs:
         usage(f"{(files or theirs)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
-    report_on(report)
+    report_on(report, [e.strip() for e in pos.split(',') if e.strip()])
 else:
     specs = [s.strip() for s in pos.split(',') if s.strip()]
     if not files or not specs:

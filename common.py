@@ -414,8 +414,9 @@ def row_label(rows):
     compared with each other; what differs in a setting that the csv does not hold is told apart by its config hash.
     """
     rows = [r | {'params': int(r['params']) - int(r['pos_params'] or 0)} if r.get('params', '').isdigit() and r.get('pos_params', '').isdigit() else r for r in rows]
-    of_run = [k for k in rows[0] if k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'params', 'block_size', 'iters', 'weight_decay', 'data_checksum')]
-    of_run = [k for k in of_run if len({r[k] for r in rows}) > 1]
+    of_run = [k for k in rows[0] if k in ('dataset', 'note', 'n_layer', 'attn_temperature', 'block_size', 'iters', 'weight_decay', 'data_checksum') and len({r[k] for r in rows}) > 1]
+    if len({(*(r[k] for k in of_run), r.get('params')) for r in rows}) > len({tuple(r[k] for k in of_run) for r in rows}):
+        of_run.append('params') # a width or a number of heads, which have no column
     labels, hashes, default = [], {}, {f.name: str(f.default) for f in fields(GPTConfig)} | {'pos_lr_mult': '20.0'}
     number = lambda text: f'{float(text):g}' if re.fullmatch(r'-?[\d.]+(e[-+]?\d+)?', str(text)) else text
     for r in rows:

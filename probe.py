@@ -413,6 +413,10 @@ def flip_kernel(model, rows, lags):
         out.append((z[:-1] - z[-1]) * (1 - 2 * row[at]) / 2)
     return torch.stack(out)
 
+def share_fitted(y, X):
+    """The part of y's square, (n,), that least squares on the columns of X, (n, features), fit."""
+    return 1 - np.square(y - X @ np.linalg.lstsq(X, y, rcond=None)[0]).sum() / np.square(y).sum()
+
 def accuracy(model, rows):
     """Share of rows (N, T+1) whose answer the model gets right, and its 95% interval."""
     _, right = score_rows(model, rows, 'cpu', nullcontext())
@@ -457,11 +461,11 @@ def learned(path):
     lengths = [n * c.block_size for n in ((1,) if c.pos == 'learned' else (1, 2, 4, 8))]
     model.choose_paths(max(lengths))
     single, curves, tests, rng = reference_accuracies(c, meta, lengths), {}, {}, np.random.default_rng([seed, 7])
-    print(f"\n   Its kernel by flipping input bits, against the teacher {meta['kernel']!r}, omega {meta['omega']:.4f}, and the accuracy of\n"
-          f"   a linear readout with it. halves: correlation between two halves of the rows. Rows "
-          f"{f'of data/{dataset}' if there else 'made in memory'}.\n   published: n/a")
-    print(f"  {'':24} {'correlation':>16} {'accuracy':>33} {'single-':>9}\n  {'T':>6} {'T/L':>4} {'lags x rows':>12} {'teacher':>9} {'halves':>6} "
-          f"{'of the kernel':>14} {'of the model':>18} {'kernel':>9}")
+    print(f"\n   Its kernel by flipping input bits, against the teacher {meta['kernel']!r}, omega {meta['omega']:.4f}; the share of its square that\n"
+          f"   cos and sin of omega d fit, and with d cos and d sin; and the accuracy of a linear readout with it.\n"
+          f"   halves: correlation between two halves of the rows. Rows {f'of data/{dataset}' if there else 'made in memory'}.\n   published: n/a")
+    print(f"  {'':24} {'correlation':>16} {'share fitted by':>16} {'accuracy':>26} {'single-':>9}\n  {'T':>6} {'T/L':>4} {'lags x rows':>12} {'teacher':>9} {'halves':>6} "
+          f"{'phase':>6} {'and d ph.':>9} {'kernel':>7} {'of the model':>18} {'kernel':>9}")
     for T in lengths:
         edges = np.linspace(1, T, min(flip_lags, T - 1) + 1)               # a random lag from each of equal stretches
         lags = np.unique((edges[:-1] + rng.random(len(edges) - 1) * np.diff(edges)).astype(np.int64))
@@ -474,13 +478,15 @@ def learned(path):
         flips = flip_kernel(model, torch.from_numpy(data[:n, :-1].astype(np.int64)), torch.from_numpy(lags)).numpy()
         kernel, teacher = flips.mean(axis=0), KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
         correlation = np.corrcoef([teacher, kernel, flips[0::2].mean(axis=0), flips[1::2].mean(axis=0)])
+        phase = [f(meta['omega'] * lags) for f in (np.cos, np.sin)]
+        fitted = [share_fitted(kernel, np.stack(x, axis=1)) for x in (phase, phase + [lags / c.block_size * f for f in phase])]
         tests[T] = data[:acc_rows]
         share, lo, hi = accuracy(model, tests[T])
-        r = dict(correlation=correlation[0, 1], halves=correlation[2, 3], accuracy_of_kernel=accuracy_of_kernel(kernel, teacher), accuracy=share,
-                 accuracy_lo=lo, accuracy_hi=hi, single_kernel=single.get(T), lags=lags, kernel=kernel)
+        r = dict(correlation=correlation[0, 1], halves=correlation[2, 3], fitted_by_phase=fitted[0], fitted_by_phase_and_d_phase=fitted[1],
+                 accuracy_of_kernel=accuracy_of_kernel(kernel, teacher), accuracy=share, accuracy_lo=lo, accuracy_hi=hi, single_kernel=single.get(T), lags=lags, kernel=kernel)
         out[f'T_{T}'], curves[T] = r, (lags, kernel, teacher)
-        print(f"  {T:6} {T / c.block_size:4g} {f'{len(lags)} x {len(flips)}':>12} {r['correlation']:9.3f} {r['halves']:6.2f} {r['accuracy_of_kernel']:14.3f} "
-              f"{f'{share:.3f} {lo:.3f}-{hi:.3f}':>18} {num(r['single_kernel'], 9)}", flush=True)
+        print(f"  {T:6} {T / c.block_size:4g} {f'{len(lags)} x {len(flips)}':>12} {r['correlation']:9.3f} {r['halves']:6.2f} "
+              f"{fitted[0]:6.2f} {fitted[1]:9.2f} {r['accuracy_of_kernel']:7.3f} {f'{share:.3f} {lo:.3f}-{hi:.3f}':>18} {num(r['single_kernel'], 9)}", flush=True)
 
     # does softmax saturate? The same weights, the last layer's attention read ever nearer to linear in the scores
     print(f"\n   Accuracy of the same model, the last layer read at other attention temperatures ({len(tests[lengths[0]])} rows, 95% interval):\n"

@@ -5,6 +5,7 @@ What the tests share. `pytest` works from any directory: the repository is put o
 import copy
 import math
 import os
+import signal
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -13,6 +14,7 @@ sys.path.insert(0, ROOT)
 import torch
 
 torch.set_num_threads(1) # the workers of pytest-xdist share the cores
+signal.signal(signal.SIGINT, signal.default_int_handler) # a job in the background ignores it, and what it starts does too: no Ctrl-C to test
 
 from model import POS, GPTConfig, make_pos
 

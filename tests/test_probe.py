@@ -147,6 +147,13 @@ def test_flips_find_the_kernel_of_a_readout(bend):
     if bend(torch.tensor(100.0)) == 100:
         assert np.allclose(found, kernel, atol=1e-9)
 
+def test_phase_does_not_fit_distance_times_phase():
+    d = np.arange(1, 513)
+    phase = np.stack([np.cos(.2 * d), np.sin(.2 * d)], axis=1)
+    assert probe.share_fitted(phase @ [.3, 2], phase) == pytest.approx(1)
+    assert probe.share_fitted(d * np.cos(.2 * d), phase) == pytest.approx(.75, abs=.02) # of d the mean alone: (1/2)^2 / (1/3)
+    assert probe.share_fitted(d * np.cos(.2 * d), np.hstack([phase, phase * d[:, None]])) == pytest.approx(1)
+
 def test_rows_made_in_memory_follow_the_teacher():
     rows = probe.task_rows(dict(kernel='mixed', omega=.2, L=64), 64, 200)
     K = KERNELS['mixed'](np.arange(63, 0, -1), 64, .2)

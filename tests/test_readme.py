@@ -37,32 +37,42 @@ def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
     small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope', '--plot=False'],
              'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference'],
              'bench.py': '--pos=rope --T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=0 --decode_T=32 --device=cpu --dtype=float32 --compile=False'.split()}
-    ablated = 0
+    once = set() # a script's first command is a process, as typed; its others run in this one, where they are fast
+    monkeypatch.chdir(tmp_path)
     for command in commands:
         words = shlex.split(command)
         if words[:3] == ['python', '-m', 'pytest']:
             continue # this is it
-        if words[0] == 'torchrun':
-            words = ['python', '-m', 'torch.distributed.run', '--nproc_per_node=2', *words[2:]] + ['--gradient_accumulation_steps=2']
         script = next(w for w in words if w.endswith('.py'))
-        if '--report' in command: # in this process: it is fast there
-            monkeypatch.chdir(tmp_path)
-            status, _, out, err = train_here(repo, capfd, monkeypatch, *words[2:], '--markdown=True', f'--plot={ablated == 1}', script=script)
+        flags = words[words.index(script) + 1:]
+        if '--report' in command:
+            status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, '--markdown=True', f'--plot={"report" not in once}', script=script)
             assert status == 0, err
+            once.add('report')
             table = re.search(r'(^\|.*\n)+', out, flags=re.M)[0] # the first; that of positions in a text is shown for one study
-            assert table in README, f'{command}\n{table}'
+            rows = table.splitlines() if '--pos=' in command else [table] # of some encodings, for a figure
+            assert all(row in README for row in rows), f'{command}\n{table}'
             continue
-        if script == 'ablate.py' and (ablated := ablated + 1) > 1: # the first runs as it stands; of the others what it makes of its last encoding, here
-            (encodings,) = (w[6:] for w in words if w.startswith('--pos='))
+        if script == 'ablate.py' and script in once: # what it makes of its last encoding
+            (encodings,) = (w[6:] for w in flags if w.startswith('--pos='))
             name, *settings = encodings.split(',')[-1].split(':')
-            flags = [w for w in words[2:] if not w.startswith(('--pos=', '--seeds='))] + [f'--pos={name}', *(f'--{s}' for s in settings)]
-            monkeypatch.chdir(tmp_path)
-            status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, *TINY, *['--n_embd=24'] * ('--pos_order=3' in flags), '--max_iters=1')
-            assert status == 0, err
-            continue
-        words = [sys.executable if w == 'python' else os.path.join(repo, w) if w == script else w for w in words] + small.get(script, [])
-        p = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=os.environ | {'OMP_NUM_THREADS': '1'})
-        assert p.returncode == 0, f'{command}\n{p.stderr[-3000:]}'
+            flags = [w for w in flags if not w.startswith(('--pos=', '--seeds=', '--learning_rate='))] + [f'--pos={name}', *(f'--{s}' for s in settings)]
+            (out_dir,) = (w[10:] for w in flags if w.startswith('--out_dir='))
+            flags += [*TINY, *['--n_embd=24'] * ('--pos_order=3' in flags), '--max_iters=1', f"--out_dir={out_dir}/{encodings.split(',')[-1].replace(':', '_')}_s0"]
+            script = 'train.py'
+        else:
+            flags += small.get(script, [])
+        if words[0] == 'torchrun':
+            typed = [sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node=2', os.path.join(repo, script), *flags, '--gradient_accumulation_steps=2']
+        else:
+            typed = [sys.executable, os.path.join(repo, script), *flags]
+        if words[0] == 'torchrun' or script not in once:
+            p = subprocess.run(typed, capture_output=True, text=True, timeout=200, env=os.environ | {'OMP_NUM_THREADS': '1'})
+            status, err = p.returncode, p.stderr
+        else:
+            status, _, _, err = train_here(repo, capfd, monkeypatch, *flags, script=script)
+        assert status == 0, f'{command}\n{err[-3000:]}'
+        once.add(script)
 
 def test_readme_snippet_of_an_encoding_in_another_gpt(monkeypatch):
     snippet, _ = re.findall(r'```python\n(.*?)```', README, flags=re.S)
