@@ -133,7 +133,7 @@ def read(path):
     rows = read_rows(path)
     if not rows:
         fail(f"{path}: holds no rows of train.py")
-    if not all(r.get('pos') and r.get('block_size', '').isdigit() for r in rows):
+    if not all(r.get('pos', '').strip() and r.get('block_size', '').isdigit() and int(r['block_size']) for r in rows):
         fail(f"{path}: a row without pos or block_size is none of train.py; take it out")
     if len(lengths := sorted({r['block_size'] for r in rows}, key=int)) > 1:
         fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
@@ -143,7 +143,7 @@ def read(path):
             r['metrics'] = {k: float(v) for k, v in json.loads(r['metrics']).items()}
             r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
             r['seed'], r['params'], r['wall_seconds'] = int(r['seed']), int(r['params']), float(r['wall_seconds'])
-            if not (keys := measured(r['metrics'])) or not r['scores'].keys() >= set(keys) or not r['metrics'].keys() >= {k + end for k in keys for end in ('_lo', '_hi')}:
+            if not all(map(math.isfinite, r['metrics'].values())) or not (keys := measured(r['metrics'])) or not r['scores'].keys() >= set(keys) or not r['metrics'].keys() >= {k + end for k in keys for end in ('_lo', '_hi')}:
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             fail(f"{path}: the row of pos={r.get('pos')} seed={r.get('seed')} is damaged; take it out")
@@ -176,21 +176,21 @@ def report_on(path, chosen=()):
     table = read(path)
     if unknown := [e for e in chosen if e not in {encoding for encoding, _ in table}]:
         usage(f"--pos={unknown[0]}: not in {path}, which has " + ', '.join(sorted({encoding for encoding, _ in table})))
-    table = {name: rows for name, rows in table.items() if not chosen or name[0] in chosen}
+    everything, table = table, {name: rows for name, rows in table.items() if not chosen or name[0] in chosen}
     first = next(iter(next(iter(table.values())).values()))
     keys = measured(first['metrics'])
     sign = 1 if keys[0].startswith('acc') else -1 # of what is better
     L, far = int(first['block_size']), keys[-1]
     mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
     table = dict(sorted(table.items(), key=lambda t: (t[0][1], -sign * mean(t[1], far)))) # run by run, the best first
-    if lacking := sorted({run for _, run in table} - {run for encoding, run in table if encoding == baseline}):
+    if lacking := sorted({run for _, run in table} - {run for encoding, run in everything if encoding == baseline}):
         print(f"note: no rows of the baseline {baseline!r}" + f" at {'; '.join(lacking)}" * any(lacking) + f", so nothing is compared there; --baseline= may be one of "
-              + ', '.join(sorted({encoding for encoding, _ in table})))
+              + ', '.join(sorted({encoding for encoding, _ in everything})))
     lens = [int(k.split('_')[1]) / L for k in keys]
     head = ['encoding', 'params', 'n', *(f'{n:g}L' for n in lens), f'{lens[-1]:g}L - {baseline}', 'p', 'verdict', 'kernel', 'min']
     lines, summary = [], {}
     for (encoding, run), rows in table.items():
-        label, base = ' '.join((encoding, run)).strip(), table.get((baseline, run))
+        label, base = ' '.join((encoding, run)).strip(), everything.get((baseline, run))
         cells, some = [label, f"{next(iter(rows.values()))['params']:,}", str(len(rows))], next(iter(rows.values()))
         entry = summary[label] = dict(n=len(rows), seeds=sorted(rows))
         for k in keys:
@@ -211,8 +211,9 @@ def report_on(path, chosen=()):
         cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([r['wall_seconds'] for r in rows.values()]) / 60:.1f}"]
         lines.append(cells)
     print_table([head, *lines])
-    if len({r.get('learning_rate') for rows in table.values() for r in rows.values()}) > 1:
-        print('\nlearning rates: ' + ', '.join(f"{label} {'/'.join(sorted({r.get('learning_rate', '') for r in rows.values()}))}" for label, rows in zip(summary, table.values())))
+    rates = {label: sorted({r.get('learning_rate') or 'n/a' for r in rows.values()}) for label, rows in zip(summary, table.values()) if 'learning_rate=' not in label}
+    if len({tuple(x) for x in rates.values()}) > 1:
+        print('\nlearning rates: ' + ', '.join(f"{label} {'/'.join(x)}" for label, x in rates.items()))
     counts = sorted({len(r['scores'][far]) for rows in table.values() for r in rows.values()})
     what = 'accuracy' if sign > 0 else 'bits per byte'
     print(f"\n{what}: mean over n seeds ± 95% t interval, {' or '.join(f'{n:,}' for n in counts)} {'rows' if sign > 0 else 'windows'} each; L = {L}. In brackets (one seed): 95% interval over these. "
@@ -277,6 +278,11 @@ else:
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
     results = results or os.path.join(out_dir, 'results.csv')
+    if len(learning_rate) > 1:
+        if own_rate := [s for s in specs if ':learning_rate=' in s]:
+            usage(f"--pos={own_rate[0]}: has a learning rate of its own, and --learning_rate= would tune it; take one of them out")
+        if both := sorted({*seeds} & {*tune_seeds}):
+            usage(f"--tune_seeds={','.join(map(str, tune_seeds))}: {both[0]} is among --seeds, but a rate chosen on a seed flatters it; give others")
     try:
         for s in specs: # a wrong name is said before anything runs
             make_pos(GPTConfig(n_embd=48, n_head=1, pos=s.split(':')[0]))
@@ -289,6 +295,6 @@ else:
         best = tuned(specs, results) if len(learning_rate) > 1 else {s: [f'--learning_rate={lr}' for lr in learning_rate] for s in specs}
         run_grid([(s, seed, *best[s]) for seed in seeds for s in specs], results) # seed by seed: a table early on
     except KeyboardInterrupt:
-        print(f"\nstopped; the same command goes on where it was (finished rows are in {results})", file=sys.stderr)
+        print(f"\nstopped; the same command goes on where it was (finished rows are in {os.path.dirname(results) or '.'})", file=sys.stderr)
         sys.exit(130)
     report_on(results)

@@ -418,11 +418,12 @@ def row_label(rows):
     if len({(*(r[k] for k in of_run), r.get('params')) for r in rows}) > len({tuple(r[k] for k in of_run) for r in rows}):
         of_run.append('params') # a width or a number of heads, which have no column
     labels, hashes, default = [], {}, {f.name: str(f.default) for f in fields(GPTConfig)} | {'pos_lr_mult': '20.0'}
-    number = lambda text: f'{float(text):g}' if re.fullmatch(r'-?[\d.]+(e[-+]?\d+)?', str(text)) else text
+    number = lambda text: f'{float(text):g}' if not str(text).isdigit() and re.fullmatch(r'-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', str(text)) else text
     for r in rows:
         base, others = r['pos'].partition('+')[0], [o for o in rows if o['pos'] == r['pos']]
+        rates = {o.get('learning_rate') for o in others if all(o[k] == r[k] for k in of_run)} # one in a run: it was tuned, and is no variant
         always = [] if base in ('nope', 'learned', 'alibi', 'rope') else ['pos_order'] if base == 'rope_hi' else ['pos_order', 'pos_gamma0', 'pos_c']
-        differ = [k for k in r if (k in always or (k.startswith('pos_') and k != 'pos_params' or k == 'learning_rate') and len({o[k] for o in others}) > 1)
+        differ = [k for k in r if (k in always or k.startswith('pos_') and k != 'pos_params' and len({o[k] for o in others}) > 1 or k == 'learning_rate' and len(rates) > 1)
                   and r[k] not in ('', 'None', default.get(k))]
         name = lambda keys: ' '.join(f"{k.removeprefix('pos_')}={number(r[k])}" if k != 'data_checksum' else f'data={r[k][:4]}' for k in keys)
         labels.append((f"{r['pos']} {name(differ)}".strip(), name(of_run)))

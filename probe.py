@@ -413,9 +413,11 @@ def flip_kernel(model, rows, lags):
         out.append((z[:-1] - z[-1]) * (1 - 2 * row[at]) / 2)
     return torch.stack(out)
 
-def share_fitted(y, X):
-    """The part of y's square, (n,), that least squares on the columns of X, (n, features), fit."""
-    return 1 - np.square(y - X @ np.linalg.lstsq(X, y, rcond=None)[0]).sum() / np.square(y).sum()
+def phase_shares(kernel, lags, omega):
+    """The parts of the square of a kernel, (lags,), that least squares fit with cos and sin of omega d, and with these and d times these; nan for 0."""
+    phase = np.stack([np.cos(omega * lags), np.sin(omega * lags)], axis=1)
+    rest = [np.square(kernel - X @ np.linalg.lstsq(X, kernel, rcond=None)[0]).sum() for X in (phase, np.hstack([phase, phase * lags[:, None]]))]
+    return [1 - r / np.square(kernel).sum() if kernel.any() else math.nan for r in rest]
 
 def accuracy(model, rows):
     """Share of rows (N, T+1) whose answer the model gets right, and its 95% interval."""
@@ -461,8 +463,11 @@ def learned(path):
     lengths = [n * c.block_size for n in ((1,) if c.pos == 'learned' else (1, 2, 4, 8))]
     model.choose_paths(max(lengths))
     single, curves, tests, rng = reference_accuracies(c, meta, lengths), {}, {}, np.random.default_rng([seed, 7])
+    teacher_of = lambda lags: KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
+    of_teacher = phase_shares(teacher_of(np.arange(1, c.block_size)), np.arange(1, c.block_size), meta['omega'])
     print(f"\n   Its kernel by flipping input bits, against the teacher {meta['kernel']!r}, omega {meta['omega']:.4f}; the share of its square that\n"
-          f"   cos and sin of omega d fit, and with d cos and d sin; and the accuracy of a linear readout with it.\n"
+          f"   cos and sin of omega d fit, and with d cos and d sin (of the teacher {of_teacher[0]:.2f} and {of_teacher[1]:.2f} below L; of noise 2 and 4 parts\n"
+          f"   in as many as there are lags); and the accuracy of a linear readout with it.\n"
           f"   halves: correlation between two halves of the rows. Rows {f'of data/{dataset}' if there else 'made in memory'}.\n   published: n/a")
     print(f"  {'':24} {'correlation':>16} {'share fitted by':>16} {'accuracy':>26} {'single-':>9}\n  {'T':>6} {'T/L':>4} {'lags x rows':>12} {'teacher':>9} {'halves':>6} "
           f"{'phase':>6} {'and d ph.':>9} {'kernel':>7} {'of the model':>18} {'kernel':>9}")
@@ -476,10 +481,10 @@ def learned(path):
         else:
             data = task_rows(meta, T, max(n, acc_rows))
         flips = flip_kernel(model, torch.from_numpy(data[:n, :-1].astype(np.int64)), torch.from_numpy(lags)).numpy()
-        kernel, teacher = flips.mean(axis=0), KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
-        correlation = np.corrcoef([teacher, kernel, flips[0::2].mean(axis=0), flips[1::2].mean(axis=0)])
-        phase = [f(meta['omega'] * lags) for f in (np.cos, np.sin)]
-        fitted = [share_fitted(kernel, np.stack(x, axis=1)) for x in (phase, phase + [lags / c.block_size * f for f in phase])]
+        kernel, teacher = flips.mean(axis=0), teacher_of(lags)
+        with np.errstate(invalid='ignore'): # a kernel that is 0
+            correlation = np.corrcoef([teacher, kernel, flips[0::2].mean(axis=0), flips[1::2].mean(axis=0)])
+        fitted = phase_shares(kernel, lags, meta['omega'])
         tests[T] = data[:acc_rows]
         share, lo, hi = accuracy(model, tests[T])
         r = dict(correlation=correlation[0, 1], halves=correlation[2, 3], fitted_by_phase=fitted[0], fitted_by_phase_and_d_phase=fitted[1],

@@ -149,10 +149,11 @@ def test_flips_find_the_kernel_of_a_readout(bend):
 
 def test_phase_does_not_fit_distance_times_phase():
     d = np.arange(1, 513)
-    phase = np.stack([np.cos(.2 * d), np.sin(.2 * d)], axis=1)
-    assert probe.share_fitted(phase @ [.3, 2], phase) == pytest.approx(1)
-    assert probe.share_fitted(d * np.cos(.2 * d), phase) == pytest.approx(.75, abs=.02) # of d the mean alone: (1/2)^2 / (1/3)
-    assert probe.share_fitted(d * np.cos(.2 * d), np.hstack([phase, phase * d[:, None]])) == pytest.approx(1)
+    shares = lambda kernel: probe.phase_shares(kernel, d, .2)
+    assert shares(.3 * np.cos(.2 * d) + 2 * np.sin(.2 * d)) == pytest.approx([1, 1])
+    assert shares(d * np.cos(.2 * d)) == pytest.approx([.75, 1], abs=.02) # of d its mean alone: (1/2)^2 / (1/3)
+    assert max(shares(np.random.default_rng(0).standard_normal(512))) < .03 # 4 of 512
+    assert np.isnan(shares(0. * d)).all()
 
 def test_rows_made_in_memory_follow_the_teacher():
     rows = probe.task_rows(dict(kernel='mixed', omega=.2, L=64), 64, 200)

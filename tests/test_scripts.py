@@ -541,7 +541,7 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path, capfd, monkeypatch):
     out, of = report('out-ablate/results.csv', '--markdown=True', '--baseline=damped c=1')
     assert '| rope | ' in out and of['rope']['acc_128_vs_base']['verdict']
     out, of = report('out-ablate/results.csv', '--pos=damped c=1')
-    assert list(of) == ['damped c=1'] and of['damped c=1']['acc_16'] == summary['damped c=1']['acc_16']
+    assert of == {'damped c=1': summary['damped c=1']} # compared with rope, though that is not shown
     refused('config/smoke.py', words=['--pos'])
     refused('--report=none.csv', words=['none.csv'], code=1)
     refused('--report=out-ablate/results.csv', '--basline=x', words=['--basline'])
@@ -555,7 +555,15 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path, capfd, monkeypatch):
     assert 'acc_16_vs_base' in ours and 'acc_16_vs_base' not in other and other['acc_16'] == ours['acc_16'] and 'n_layer=9' in out.splitlines()[0]
     assert 'params' in list(report(write('wide.csv', rows + [r | {'n_layer': rows[0]['n_layer']} for r in wider]))[1])[0] # a width has no column
     assert len(report(write('hash.csv', rows + [r | {'config_hash': 'other'} for r in rows]))[1]) == 4 # settings without a column are not merged
+    notes = [r | {'note': note} for note in ('1.2.3', '.') for r in rows]
+    assert len(report(write('notes.csv', notes))[1]) == 4
     assert 'rope 0.5' in report(write('rates.csv', [r | {'learning_rate': '0.5'} if r['pos'] == 'rope' else r for r in rows]))[0] # a tuned rate is in no label
+    tuned = [r | {'n_layer': n, 'learning_rate': rate} for n, rate in (('1', '0.5'), ('2', '0.1')) for r in rows] # a rate each, and no variants
+    assert 'acc_16_vs_base' in report(write('tuned.csv', tuned))[1]['damped c=1 n_layer=2']
+    refused('config/smoke.py', '--pos=rope:learning_rate=1', '--learning_rate=1,2', words=['rope:learning_rate=1', 'of its own'])
+    refused('config/smoke.py', '--pos=rope', '--learning_rate=1,2', '--seeds=0,1000', words=['tune_seeds', '1000'])
+    refused('--report=' + write('nan.csv', [r | {'metrics': r['metrics'].replace('"acc_16": ', '"acc_16": NaN, "x": ')} for r in rows]), words=['nan', 'damaged'], code=1)
+    refused('--report=' + write('blank.csv', [r | {'pos': ' '} for r in rows]), words=['blank', 'pos'], code=1)
     refused('--report=' + write('empty.csv', [r | {'block_size': ''} for r in rows]), words=['empty', 'block_size'], code=1)
     refused('--report=' + write('bare.csv', [r | {'metrics': '{"acc_16": 0.5}'} for r in rows]), words=['bare', 'damaged'], code=1)
 
