@@ -183,6 +183,8 @@ def report_on(path, chosen=()):
     L, far = int(first['block_size']), keys[-1]
     mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
     table = dict(sorted(table.items(), key=lambda t: (t[0][1], -sign * mean(t[1], far)))) # run by run, the best first
+    if baseline not in (names := {encoding for encoding, _ in everything}) and any(f.startswith('--baseline=') for f in flags):
+        usage(f"--baseline={baseline}: not in {path}, which has " + ', '.join(sorted(names)))
     if lacking := sorted({run for _, run in table} - {run for encoding, run in everything if encoding == baseline}):
         print(f"note: no rows of the baseline {baseline!r}" + f" at {'; '.join(lacking)}" * any(lacking) + f", so nothing is compared there; --baseline= may be one of "
               + ', '.join(sorted({encoding for encoding, _ in everything})))
@@ -270,6 +272,7 @@ def draw(table, keys, lens, what, path):
     return path
 
 if report:
+    report = os.path.join(report, 'results.csv') if os.path.isdir(report) else report
     if files or theirs:
         usage(f"{(files or theirs)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
     report_on(report, [e.strip() for e in pos.split(',') if e.strip()])
@@ -278,6 +281,8 @@ else:
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
     results = results or os.path.join(out_dir, 'results.csv')
+    if any(f.startswith('--seed=') for f in theirs):
+        usage("--seed: a grid has --seeds=0,1,2")
     if len(learning_rate) > 1:
         if own_rate := [s for s in specs if ':learning_rate=' in s]:
             usage(f"--pos={own_rate[0]}: has a learning rate of its own, and --learning_rate= would tune it; take one of them out")

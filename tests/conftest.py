@@ -37,6 +37,9 @@ def tau(x, L):
 
 def span(name, T, L):
     """s(T): the largest shear coordinate among T positions (1 without shear)."""
+    if base(name) not in ('nope', 'learned', 'alibi', *JORDAN): # somebody's own: by its own account
+        pos = make_pos(GPTConfig(block_size=L, n_head=1, n_embd=48, pos=name))
+        return pos.span(T) if getattr(pos, 's', '') else 1
     return {'d': T, 'd/L': T / L, 'tau(d)': tau(T, L), 'tau(i)-tau(j)': tau(T, L)}.get(SHEAR.get(base(name)), 1)
 
 def orders(names):

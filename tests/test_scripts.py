@@ -543,6 +543,8 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path, capfd, monkeypatch):
     out, of = report('out-ablate/results.csv', '--pos=damped c=1')
     assert of == {'damped c=1': summary['damped c=1']} # compared with rope, though that is not shown
     refused('config/smoke.py', words=['--pos'])
+    refused('config/smoke.py', '--pos=rope', '--seed=1', words=['--seeds'])
+    refused('--report=out-ablate', '--baseline=ropee', words=['ropee', 'damped c=1']) # a folder's results.csv
     refused('--report=none.csv', words=['none.csv'], code=1)
     refused('--report=out-ablate/results.csv', '--basline=x', words=['--basline'])
     refused('--report=out-ablate/results.csv', '--pos=damped:pos_c=1', words=['damped:pos_c=1', 'damped c=1'])
