@@ -143,12 +143,14 @@ def read(path):
             r['metrics'] = {k: float(v) for k, v in json.loads(r['metrics']).items()}
             r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
             r['seed'], r['params'], r['wall_seconds'] = int(r['seed']), int(r['params']), float(r['wall_seconds'])
-            if not all(map(math.isfinite, r['metrics'].values())) or not (keys := measured(r['metrics'])) or not r['scores'].keys() >= set(keys) or not r['metrics'].keys() >= {k + end for k in keys for end in ('_lo', '_hi')}:
+            keys = measured(r['metrics'])
+            whole = r['scores'].keys() >= set(keys) and r['metrics'].keys() >= {k + end for k in keys for end in ('_lo', '_hi')}
+            if not keys or not whole or not all(map(math.isfinite, r['metrics'].values())):
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             fail(f"{path}: the row of pos={r.get('pos')} seed={r.get('seed')} is damaged; take it out")
-        if (here := measured(r['metrics'])) != (before := measured(rows[0]['metrics'])):
-            fail(f"{path}: holds runs that measured {', '.join(before)} and runs that measured {', '.join(here)}, which are no one table; give each study an --out_dir of its own")
+        if keys != (before := measured(rows[0]['metrics'])):
+            fail(f"{path}: holds runs that measured {', '.join(before)} and runs that measured {', '.join(keys)}, which are no one table; give each study an --out_dir of its own")
         table.setdefault(label, {})[r['seed']] = r
     return table
 
@@ -173,21 +175,22 @@ def print_table(lines):
             print('  '.join(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, width))))
 
 def report_on(path, chosen=()):
-    table = read(path)
-    if unknown := [e for e in chosen if e not in {encoding for encoding, _ in table}]:
-        usage(f"--pos={unknown[0]}: not in {path}, which has " + ', '.join(sorted({encoding for encoding, _ in table})))
-    everything, table = table, {name: rows for name, rows in table.items() if not chosen or name[0] in chosen}
+    everything = read(path)
+    names = sorted({encoding for encoding, _ in everything})
+    asked = [('pos', e) for e in chosen] + [('baseline', baseline)] * any(f.startswith('--baseline=') for f in flags)
+    for flag, e in asked if report else []: # after runs whatever they gave is shown
+        if e not in names:
+            usage(f"--{flag}={e}: not in {path}, which has {', '.join(names)}")
+    table = {name: rows for name, rows in everything.items() if not chosen or name[0] in chosen}
     first = next(iter(next(iter(table.values())).values()))
     keys = measured(first['metrics'])
     sign = 1 if keys[0].startswith('acc') else -1 # of what is better
     L, far = int(first['block_size']), keys[-1]
     mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
     table = dict(sorted(table.items(), key=lambda t: (t[0][1], -sign * mean(t[1], far)))) # run by run, the best first
-    if baseline not in (names := {encoding for encoding, _ in everything}) and any(f.startswith('--baseline=') for f in flags):
-        usage(f"--baseline={baseline}: not in {path}, which has " + ', '.join(sorted(names)))
     if lacking := sorted({run for _, run in table} - {run for encoding, run in everything if encoding == baseline}):
         print(f"note: no rows of the baseline {baseline!r}" + f" at {'; '.join(lacking)}" * any(lacking) + f", so nothing is compared there; --baseline= may be one of "
-              + ', '.join(sorted({encoding for encoding, _ in everything})))
+              + ', '.join(names))
     lens = [int(k.split('_')[1]) / L for k in keys]
     head = ['encoding', 'params', 'n', *(f'{n:g}L' for n in lens), f'{lens[-1]:g}L - {baseline}', 'p', 'verdict', 'kernel', 'min']
     lines, summary = [], {}
@@ -271,13 +274,13 @@ def draw(table, keys, lens, what, path):
     print(f'figure: {path}')
     return path
 
+specs = [s.strip() for s in pos.split(',') if s.strip()]
 if report:
     report = os.path.join(report, 'results.csv') if os.path.isdir(report) else report
     if files or theirs:
         usage(f"{(files or theirs)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
-    report_on(report, [e.strip() for e in pos.split(',') if e.strip()])
+    report_on(report, specs)
 else:
-    specs = [s.strip() for s in pos.split(',') if s.strip()]
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
     results = results or os.path.join(out_dir, 'results.csv')

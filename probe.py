@@ -464,7 +464,8 @@ def learned(path):
     model.choose_paths(max(lengths))
     single, curves, tests, rng = reference_accuracies(c, meta, lengths), {}, {}, np.random.default_rng([seed, 7])
     teacher_of = lambda lags: KERNELS[meta['kernel']](lags, meta['L'], meta['omega'])
-    of_teacher = phase_shares(teacher_of(np.arange(1, c.block_size)), np.arange(1, c.block_size), meta['omega'])
+    below_L = np.arange(1, c.block_size)
+    of_teacher = phase_shares(teacher_of(below_L), below_L, meta['omega'])
     print(f"\n   Its kernel by flipping input bits, against the teacher {meta['kernel']!r}, omega {meta['omega']:.4f}; the share of its square that\n"
           f"   cos and sin of omega d fit, and with d cos and d sin (of the teacher {of_teacher[0]:.2f} and {of_teacher[1]:.2f} below L; of noise 2 and 4 parts\n"
           f"   in as many as there are lags); and the accuracy of a linear readout with it.\n"

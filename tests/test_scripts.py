@@ -407,9 +407,9 @@ def test_two_runs_that_want_other_rows_at_once(repo, tmp_path):
     """Both make data/synth for themselves, one after the other; neither trains on the other's rows."""
     flags = [f for f in TINY if 'block_size' not in f] + ['--pos=rope', '--max_iters=2', '--compile=False']
     runs = [subprocess.Popen([sys.executable, os.path.join(repo, 'train.py'), *flags, f'--block_size={L}', f'--eval_lens={L}', f'--out_dir={tmp_path}/o{L}'],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {'OMP_NUM_THREADS': '1'}) for L in (8, 12)]
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {'OMP_NUM_THREADS': '1'}) for L in (8, 12, 16)]
     try:
-        for p, L in zip(runs, (8, 12)):
+        for p, L in zip(runs, (8, 12, 16)):
             out, err = p.communicate(timeout=120)
             assert p.returncode == 0 and json.loads(out.splitlines()[-1])['block_size'] == L, err
     finally: # the suite's own rows
@@ -545,6 +545,8 @@ def test_ablate_runs_skips_and_reports(repo, tmp_path, capfd, monkeypatch):
     refused('config/smoke.py', words=['--pos'])
     refused('config/smoke.py', '--pos=rope', '--seed=1', words=['--seeds'])
     refused('--report=out-ablate', '--baseline=ropee', words=['ropee', 'damped c=1']) # a folder's results.csv
+    first = run(repo, 'ablate.py', *flags, '--baseline=rope_hi', cwd=tmp_path, timeout=300) # after runs that is a note
+    assert "no rows of the baseline 'rope_hi'" in first and set(json.loads(first.splitlines()[-1])['encodings']) == set(summary)
     refused('--report=none.csv', words=['none.csv'], code=1)
     refused('--report=out-ablate/results.csv', '--basline=x', words=['--basline'])
     refused('--report=out-ablate/results.csv', '--pos=damped:pos_c=1', words=['damped:pos_c=1', 'damped c=1'])
