@@ -54,7 +54,11 @@ def widest(p):
 
 def heads(x, n, dim=0):
     """n heads from fewer: query heads that share a key head."""
-    return x if x.size(dim) == n else x.repeat_interleave(n // x.size(dim), dim)
+    if x.size(dim) == n:
+        return x
+    if n % x.size(dim):
+        raise ValueError(f"{n} query heads are no multiple of {x.size(dim)} heads of keys (or of the encoding)")
+    return x.repeat_interleave(n // x.size(dim), dim)
 
 class Encoding(nn.Module):
     """The base: score = q_i . k_j / sqrt(hs) [+ bias(i, j)]. Changed are rotate, score, carry, terms."""
