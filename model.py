@@ -515,11 +515,12 @@ def attend_split(pos, u, w, v, i, j, cache=None, temperature=1):
         v = pad(v, (0, q.size(-1) - v.size(-1)))
     if cache:
         k, v, j = cache.append(k, v) # k~, not w: earlier keys need no work again
-    k, v = heads(k, q.size(1), 1), heads(v, q.size(1), 1)
-    # is_causal aligns top-left: a cached query block (1 < Tq < Tk) has its own mask; one query sees every key
-    mask = i[:, None] >= j if 1 < len(i) < len(j) else None
-    y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=len(i) == len(j),
-                                     scale=pos.hs ** -0.5 / temperature)
+    k, v, scale = heads(k, q.size(1), 1), heads(v, q.size(1), 1), pos.hs ** -0.5 / temperature
+    if len(i) == len(j):
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    else: # is_causal aligns top-left: a block of queries brings its own mask; one query sees every key
+        mask = i[:, None] >= j if len(i) > 1 else None
+        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return y[..., :pos.hs]
 
 def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
