@@ -57,7 +57,7 @@ def heads(x, n, dim=0):
     if x.size(dim) == n:
         return x
     if n % x.size(dim):
-        raise ValueError(f"{n} query heads are no multiple of {x.size(dim)} heads of keys (or of the encoding)")
+        raise ValueError(f"{n} query heads are no multiple of {x.size(dim)} of keys, or of the encoding")
     return x.repeat_interleave(n // x.size(dim), dim)
 
 class Encoding(nn.Module):
@@ -727,7 +727,7 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None):
         """
         idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions (-1: ignored).
-        Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size). No targets: n = 1.
+        Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size). None: n = 1.
         """
         self.read_reach()
         T, start = idx.size(1), cache[0].n if cache else 0
@@ -779,7 +779,7 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx, n, temperature=1.0, top_k=0, until=None):
         """
-        idx (B, T) -> (B, T + n): drawn from the model's distribution, at temperature 0 its argmax. top_k 0: off
+        idx (B, T) -> (B, T + n): drawn from the model's distribution, at temperature 0 its argmax.
         until: a function of the tokens so far, (B, t); True ends the text there. With a KV cache, and past
         block_size as far as you like. `learned` alone has no positions there: it sees the last block_size
         tokens, at the cost of a full forward a token.
