@@ -97,7 +97,7 @@ class Encoding(nn.Module):
         temperature t: mean + t (softmax(score / t) v - mean), mean of v over the keys in sight: the larger t,
         the more linear in the scores. read=False: reach is up to date (GPT reads it for all layers at once).
         """
-        if read:
+        if read and not (cache and cache.n): # a cache goes on as it began
             read_reach([self])
         out, T = u.dtype, len(cache.j) if cache else len(j)
         if temperature != 1: # t times a small difference
@@ -276,10 +276,10 @@ class Jordan(Encoding):
                 score = score + decay * (eta[:, f] * s) ** r / math.factorial(r) * (a @ b.transpose(-2, -1))
         return score
 
-    def decay(self, x, like):
-        """e^{-gamma x} for each real of a head: (T) -> (nh, T, hs). Broadcasting within a head is slow."""
-        gamma = self.spread(self.gamma(), like)[:, None]
-        return torch.exp(-gamma * x.to(like.dtype)[..., None]).repeat_interleave(2 * self.m, dim=-1)
+    def decay(self, x, gamma):
+        """e^{-gamma x}, for each real of a head (broadcasting would be slow): (T), (nh, F) -> (nh, T, hs)."""
+        x = x.to(gamma.dtype)[..., None]
+        return torch.exp(-gamma[:, None] * x).repeat_interleave(2 * self.m, dim=-1)
 
     def carry(self, x, p, origin, sign):
         """
@@ -288,7 +288,7 @@ class Jordan(Encoding):
         """
         y = x.to(at_least_float32(x))
         if self.log_gamma is not None:
-            y = y * self.decay(sign * (p - origin), y)
+            y = y * self.decay(sign * (p - origin), self.spread(self.gamma(), y))
         if self.s: # exp(h N) y, for q~ its transpose
             h = self.spread(self.eta(), y)[:, None] * (sign * self.shear(p, origin, y.dtype))[..., None]
             a, x = torch.arange(self.m, device=x.device), y
@@ -301,8 +301,8 @@ class Jordan(Encoding):
     def terms(self, u, w, i, j):
         q, k = u, w
         if self.log_gamma is not None: # the origin lies among the queries: far keys fade to 0
-            origin = i[len(i) // 2]
-            q, k = q * self.decay(i - origin, q), k * self.decay(origin - j, k)
+            origin, gamma = i[len(i) // 2], self.spread(self.gamma(), u)
+            q, k = q * self.decay(i - origin, gamma), k * self.decay(origin - j, gamma)
         pairs = [(q, k)]
         if self.s:
             eta = self.spread(self.eta(), u)[:, None, :, None, None] # (nh, 1, F, 1, 1)
@@ -556,7 +556,7 @@ def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
                 for q, k in rest:
                     score, sr = torch.addcmul(score, sr, q @ k), sr * s
                 out.append(score.softmax(dim=-1).to(v.dtype) @ v[row, :seen])
-            y.append(torch.cat(out))
+            y.append(torch.cat(out) if len(out) > 1 else out[0])
     return torch.cat(y[::-1], dim=1).unflatten(0, (B, n))
 
 def reference_attention(pos, q, k, v, i, j, temperature=1):
@@ -730,8 +730,9 @@ class GPT(nn.Module):
         idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions (-1: ignored).
         Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size).
         """
-        self.read_reach()
         T, start = idx.size(1), cache[0].n if cache else 0
+        if start == 0: # a cache goes on as it began
+            self.read_reach()
         n = 1 if targets is None else targets.size(1)
         p = torch.arange(start, start + T, device=idx.device)
         x = self.transformer.wte(idx) # (B, T, C)
