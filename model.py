@@ -407,7 +407,7 @@ class GPTConfig:
     dropout: float = 0.0 # after the embedding, attention and MLP; none on attention weights
     bias: bool = False # in Linears and LayerNorms
     attn_temperature: float = 1.0 # 1: softmax; the larger, the closer to attention that is linear in the scores (README, Results)
-    pos: str = 'rope' # one of POS, or X+alibi
+    pos: str = 'jordan_scaled' # one of POS, or X+alibi
     pos_theta: float = 10000.0 # base of the frequency grid
     pos_grid: str = 'fast' # Jordan family: 'fast' theta^(-2k/hs) (the paper's), 'full' theta^(-2mk/hs) (all of RoPE's range)
     pos_order: int = 2 # m
@@ -534,6 +534,11 @@ class GPT(nn.Module):
 
     def pos_modules(self):
         return [block.attn.pos for block in self.transformer.h]
+
+    @property
+    def longest(self):
+        """The longest context that the model takes."""
+        return self.config.block_size if 'wpe' in self.transformer else math.inf
 
     def choose_paths(self, T):
         """Let every encoding pick its attention path for lengths up to T. Call it when gamma may have moved, outside a compiled graph."""

@@ -18,7 +18,9 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 from configurator import configure, usage # first: it makes Ctrl-C one line while torch loads
-from common import data_dir, fail, gpt2_bpe, write_stream
+from common import fail
+from data.folder import folder_of, write_folder
+from tasks import gpt2_bpe
 
 # -----------------------------------------------------------------------------
 val = '' # validation text; '': the end of the training text
@@ -41,7 +43,7 @@ def sizes_of(paths):
             usage(f"{path}: {'is a folder, not a file' if os.path.isdir(path) else 'no such file'}")
         if not os.path.getsize(path):
             usage(f"{path}: is empty")
-        if any(os.path.realpath(path) == os.path.realpath(os.path.join(data_dir(name), f'{s}.bin')) for s in ('train', 'val', 'test')):
+        if any(os.path.realpath(path) == os.path.realpath(os.path.join(folder_of(name), f'{s}.bin')) for s in ('train', 'val', 'test')):
             usage(f"{path}: would be written over; give another --name")
         try:
             open(path, 'rb').close()
@@ -116,9 +118,9 @@ def bpe_tokens(pieces):
         text += more
         at = next((i for i in range(len(text) - 1, 0, -1) if text[i] in ' \n' and not text[i - 1].isspace()), 0)
         if at:
-            yield np.array(encoding.encode_ordinary(text[:at]), dtype=np.uint16).tobytes()
+            yield encoding.encode_ordinary(text[:at])
             text = text[at:]
-    yield np.array(encoding.encode_ordinary(text), dtype=np.uint16).tobytes()
+    yield encoding.encode_ordinary(text)
 
 if bpe: # whatever can go wrong does so before anything is written
     encoding = gpt2_bpe()
@@ -127,11 +129,19 @@ if bpe: # whatever can go wrong does so before anything is written
             pass
     blocks = {s: bpe_tokens(pieces) for s, pieces in splits.items()}
 else:
-    blocks = {s: (block for piece in pieces for block in read(*piece)) for s, pieces in splits.items()}
-base = lambda paths: '+'.join(map(os.path.basename, paths))
+    blocks = {s: (np.frombuffer(block, np.uint8) for piece in pieces for block in read(*piece))
+              for s, pieces in splits.items()}
+
+def names(paths):
+    return '+'.join(os.path.basename(path) for path in paths)
+
 percent = f"{100 * (1 - val_fraction):g}%"
-note = f"{bpe or 'bytes'} train={base(files)}" + (f" val={base([val])}" if val else f"[:{percent}] val={base(files)}[{percent}:]")
-note += f" test={base([test])}" if test else ''
-write_stream(name, blocks, dict(kind='stream', vocab_size=50257 if bpe else 256, dtype='uint16' if bpe else 'uint8', encoding=bpe or 'bytes',
-                                source=[os.path.basename(p) for p in (*files, val, test) if p], subset=False, note=note, bytes=bytes_of))
+note = f"{bpe or 'bytes'} train={names(files)}"
+note += f" val={names([val])}" if val else f"[:{percent}] val={names(files)}[{percent}:]"
+note += f" test={names([test])}" if test else ''
+write_folder(name, blocks, dict(kind='stream', vocab_size=50257 if bpe else 256, dtype='uint16' if bpe else 'uint8',
+                                encoding=bpe or 'bytes', note=note, splits={s: {'bytes': n} for s, n in bytes_of.items()}))
+if bpe: # what bits per byte need to know
+    lengths = [len(encoding.decode_single_token_bytes(token)) for token in range(encoding.n_vocab)]
+    np.save(os.path.join(folder_of(name), 'token_bytes.npy'), np.array(lengths, np.uint16))
 print(note)

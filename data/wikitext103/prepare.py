@@ -20,9 +20,12 @@ import signal
 import hashlib
 import zipfile
 
+import numpy as np
+
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 from configurator import configure, usage # first: it makes Ctrl-C one line while torch loads
-from common import data_dir, fail, write_stream
+from common import fail
+from data.folder import folder_of, write_folder
 
 # -----------------------------------------------------------------------------
 src = '' # zip or folder, relative to the shell's directory; '': download
@@ -53,7 +56,7 @@ if train_member == 'test':
     usage("train_member='test': the test text is not to be trained on")
 if train_member != 'train' and not subset:
     usage(f"train_member={train_member!r} is not WikiText-103's own train split: say --subset=True")
-folder = data_dir(name)
+folder = folder_of(name)
 zip_name = 'wikitext-103-raw-v1.zip'
 zip_path = os.path.join(folder, zip_name)
 part_path = zip_path + '.part' # an unfinished download
@@ -86,9 +89,9 @@ def innermost(e):
         e = e.__cause__ or e.__context__
     return f"{type(e).__name__}: {e}"
 
-def progress(have, start, t0, last=[time.time()]):
+def progress(have, start, t0, last=[time.monotonic()]):
     """MB so far, MB/s and the time left: a line that overwrites itself on a terminal, one every 10 s elsewhere."""
-    now, tty = time.time(), sys.stdout.isatty()
+    now, tty = time.monotonic(), sys.stdout.isatty()
     if now - last[0] >= (0.5 if tty else 10):
         last[0], speed = now, (have - start) / max(now - t0, 1e-3)
         left = f"{(zip_bytes - have) / max(speed, 1):,.0f} s left" if zip_bytes else ''
@@ -132,7 +135,7 @@ def attempt(url):
             length = r.headers.get('Content-Length', '')
             if zip_bytes and length.isdigit() and have + int(length) != zip_bytes:
                 return 'never', f"a file of {have + int(length):,} bytes{at}, not {zip_bytes:,}"
-            t0 = time.time()
+            t0 = time.monotonic()
             with open(part_path, 'ab' if have else 'wb') as f:
                 while block:
                     f.write(block)
@@ -262,8 +265,8 @@ parts = {'train': (train_member, 0, cut, word if own_val else f'{word}[:{percent
 if 'test' in members:
     parts['test'] = ('test', 0, None, 'test')
 note = ' '.join(['wikitext103' + ' (unpublished files)' * (not published), *(f'{s}={w}' for s, (_, _, _, w) in parts.items())])
-write_stream(name, {s: read(m, a, b) for s, (m, a, b, _) in parts.items()},
-             dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes', source=os.path.basename(os.path.abspath(path)),
-                  train_member=train_member, subset=not whole, note=note,
-                  bytes={s: (members[m][0] if b is None else b) - a for s, (m, a, b, _) in parts.items()}))
+sizes = {s: (members[m][0] if b is None else b) - a for s, (m, a, b, _) in parts.items()}
+blocks = {s: (np.frombuffer(block, np.uint8) for block in read(m, a, b)) for s, (m, a, b, _) in parts.items()}
+write_folder(name, blocks, dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes', subset=not whole,
+                                note=note, splits={s: {'bytes': n} for s, n in sizes.items()}))
 print(note)

@@ -1,0 +1,384 @@
+"""
+What a run leaves behind, and how it is taken up again.
+
+    out_dir/ckpt.pt     everything that the rest of the run depends on; best.pt: the same, at the best validation loss
+    out_dir/log.jsonl   a line for every evaluation and every log_interval (losses in nats per token)
+    results.csv         a row for every finished run, with the columns below
+
+A run is known by its seed, by a hash of all settings that can change a number, and by the checksum of all its data. Files
+of another FORMAT are refused: their shapes would fit, and the numbers would be wrong.
+"""
+
+import os
+import re
+import csv
+import sys
+import json
+import time
+import signal
+import hashlib
+import datetime
+import subprocess
+from dataclasses import fields
+
+import torch
+
+from common import fail, replace_file
+from configurator import ROOT, usage
+from model import GPT, GPTConfig, make_pos
+
+FORMAT = 2 # of checkpoints and of results.csv
+
+COLUMNS = '''
+    time commit format config_hash run_hash data_checksum seed label dataset note metric
+    pos pos_theta pos_grid pos_order pos_gamma0 pos_c pos_eta0 pos_eta_max pos_lr_mult
+    n_layer n_head n_embd attn_temperature block_size batch_size max_iters learning_rate weight_decay
+    params pos_params iters tokens_per_s device dtype torch train_seconds wall_seconds val_loss metrics
+'''.split()
+
+# settings that change no number
+NOT_HASHED = '''
+    out_dir results seed init_from eval_only skip_done dry_run json label log_interval eval_interval
+    always_save_checkpoint save_best wandb_log wandb_project wandb_run_name device compile backend
+'''.split()
+
+# settings that a resumed run may have anew, beside those
+FREE_ON_RESUME = 'eval_iters eval_rows eval_targets eval_lens'.split()
+
+# -----------------------------------------------------------------------------
+# identity
+
+def settings_that_count(config):
+    """
+    The settings that can change a number, as they work: micro-batches are slices of one batch, so their product counts.
+    """
+    config = dict(config, batch_size=config['batch_size'] * config['gradient_accumulation_steps'])
+    return {k: v for k, v in config.items() if k not in (*NOT_HASHED, 'gradient_accumulation_steps')}
+
+def digest(settings):
+    return hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
+
+def identity(config, task, extended=()):
+    """What a run is found again by. `extended` has an entry for every time that it was given more iterations."""
+    settings = settings_that_count(config)
+    unseen = {k: v for k, v in settings.items() if k not in COLUMNS}
+    extra = {'extended': extended} if extended else {}
+    return dict(config_hash=digest(settings | extra), run_hash=digest(unseen | extra),
+                data_checksum=task.checksum, seed=config['seed'])
+
+# -----------------------------------------------------------------------------
+# out_dir: one run at a time, its log
+
+def hold(f, wait=True):
+    """Lock an open file until it is closed; False if another process has it. Where there are no locks, go on without."""
+    try:
+        import fcntl
+        fcntl.flock(f, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError): # Windows; a network drive without locks
+        pass
+    return True
+
+def open_out_dir(out_dir):
+    """Make out_dir, see that no other run is in it, and clear what a killed run was writing. Returns its lock."""
+    try:
+        os.makedirs(out_dir, exist_ok=True)
+        lock = open(os.path.join(out_dir, '.lock'), 'w')
+        if not hold(lock, wait=False):
+            fail(f"out_dir={out_dir!r}: another run is writing there; wait for it, or give another --out_dir")
+        for file in os.listdir(out_dir):
+            if re.fullmatch(r'(ckpt\.pt|best\.pt|log\.jsonl)\.\d+\.tmp', file):
+                os.remove(os.path.join(out_dir, file))
+    except OSError as e:
+        fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
+    return lock
+
+class Log:
+    """log.jsonl, and wandb's copy. A resumed run drops what the file holds beyond its checkpoint."""
+
+    def __init__(self, out_dir, iter_num, wandb=None):
+        self.path, self.wandb = os.path.join(out_dir, 'log.jsonl'), wandb
+        kept = []
+        try:
+            if iter_num and os.path.exists(self.path):
+                with open(self.path, encoding='utf-8', errors='replace') as f:
+                    kept = [line for line in f if self.iteration(line) < iter_num]
+            replace_file(self.path, lambda f: f.write(''.join(kept).encode()))
+        except OSError as e:
+            fail(f"{self.path}: cannot be written ({e.strerror}); what was there before is intact")
+
+    def iteration(self, line):
+        found = re.fullmatch(r'\{"iter": (\d+), .*\}\n', line)
+        return int(found[1]) if found else float('inf')
+
+    def __call__(self, **values):
+        try:
+            with open(self.path, 'a', encoding='utf-8') as f:
+                f.write(json.dumps(values) + '\n')
+        except OSError as e:
+            fail(f"{self.path}: cannot be written ({e.strerror}); the last checkpoint is intact")
+        if self.wandb:
+            self.wandb.log(values, step=values['iter'])
+
+# -----------------------------------------------------------------------------
+# signals
+
+class Signals:
+    """
+    SIGINT, SIGTERM and SIGHUP ask a run to stop: it finishes its iteration, saves, and ends with the usual status. A second
+    one ends it at once, and so does the first one after `at_once(message)`. A reader that has gone away asks, too.
+    """
+    def __init__(self):
+        self.caught, self.message = None, None
+        for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
+            if hasattr(signal, name): # Windows has no SIGHUP
+                signal.signal(getattr(signal, name), self.on_signal)
+
+    def on_signal(self, number, frame=None):
+        if self.caught or self.message:
+            print(self.message or 'stopped at once', file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        self.caught = number
+
+    def at_once(self, message):
+        self.message = message
+        if self.caught:
+            self.on_signal(self.caught)
+
+    def say(self, *args):
+        """print, unless nobody reads any more: `train.py | head` is a wish to stop."""
+        try:
+            print(*args, flush=True)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, 'w')
+            self.caught = self.caught or 13 # SIGPIPE
+
+# -----------------------------------------------------------------------------
+# checkpoints: tensors and plain Python types only, so that torch.load(weights_only=True) reads them
+
+def save(path, checkpoint):
+    try:
+        replace_file(path, lambda f: torch.save(checkpoint | {'format': FORMAT}, f))
+    except OSError as e:
+        fail(f"{path}: cannot be written ({e.strerror}); what was there before is intact")
+    except RuntimeError: # how torch reports a write that failed
+        fail(f"{path}: cannot be written (is the disk full?); what was there before is intact")
+
+def load(path):
+    """The dict that train.py saved, on the CPU; one line if it is missing, cannot be read, is damaged or of another kind."""
+    if not os.path.exists(path):
+        fail(f"{path}: no checkpoint there; train.py writes one to its out_dir at every evaluation")
+    try:
+        with open(path, 'rb') as f:
+            checkpoint = torch.load(f, map_location='cpu', weights_only=True)
+    except OSError as e:
+        fail(f"{path}: cannot be read ({e.strerror}); the file may be sound")
+    except MemoryError:
+        fail(f"{path}: not enough memory to read it; the file may be sound")
+    except Exception as e: # zip, pickle and key errors of many kinds
+        if 'alloc' in str(e) or 'memory' in str(e):
+            fail(f"{path}: not enough memory to read it; the file may be sound")
+        fail(f"{path}: damaged or no checkpoint ({type(e).__name__}); delete it, or use another one")
+    parts = ('model', 'model_args', 'config')
+    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(p), dict) for p in parts):
+        fail(f"{path}: not a checkpoint of this project's train.py")
+    if checkpoint.get('format') != FORMAT:
+        fail(f"{path}: has format {checkpoint.get('format')}, this version writes and reads {FORMAT}; train anew, or "
+             "use the version that wrote it")
+    return checkpoint
+
+def model_of(checkpoint, path):
+    """The model of a loaded checkpoint."""
+    if not all(value.isfinite().all() for value in checkpoint['model'].values()):
+        fail(f"{path}: its weights are not finite; use another checkpoint")
+    try:
+        model = GPT(GPTConfig(**checkpoint['model_args']))
+        model.load_state_dict(checkpoint['model'])
+    except (RuntimeError, ValueError, TypeError) as e:
+        fail(f"{path}: its settings or weights do not fit this model.py ({' '.join(str(e).split())[:200]})")
+    return model
+
+def resume(path, config, task, extend):
+    """
+    The checkpoint of a run that is taken up again. What decides the rest of the run must be what it was: it is compared
+    setting by setting, in their order. Only extend=True may give it more iterations, and is remembered in its hash.
+    """
+    checkpoint = load(path)
+    lacking = {'optimizer', 'scaler', 'iter_num', 'best_val_loss', 'seconds', 'extended'} - checkpoint.keys()
+    if lacking:
+        fail(f"{path}: holds no {', '.join(sorted(lacking))}, so it cannot be resumed; sample.py can use it")
+    saved, now = checkpoint['config'], dict(config)
+    must_be_equal = [k for k in settings_that_count(config) if k not in FREE_ON_RESUME] + ['seed']
+    saved, now = (settings_that_count(c) | {'seed': c['seed']} for c in (saved, now))
+    saved['data'], now['data'] = checkpoint['data'], task.checksum or task.note
+    may_differ = ('max_iters', 'lr_decay_iters', 'warmup_iters', 'min_lr', 'extend') if extend else ()
+    for key in [*must_be_equal, 'data']:
+        if saved.get(key) != now[key] and key not in may_differ:
+            hint = "; --extend=True gives a run more iterations" if key == 'max_iters' else ''
+            usage(f"--init_from=resume: {key} is {saved.get(key)!r} in {path}, but {now[key]!r} now; resume with the same "
+                  f"settings and data, or start from scratch{hint}")
+    if config['max_iters'] < checkpoint['iter_num']:
+        usage(f"--init_from=resume: {path} has {checkpoint['iter_num']} iterations already, more than "
+              f"max_iters={config['max_iters']}")
+    if extend and saved['max_iters'] != now['max_iters']:
+        checkpoint['extended'] = [*checkpoint['extended'], [checkpoint['iter_num'], saved['max_iters']]]
+    return checkpoint
+
+def restore(checkpoint, path, optimizer, scaler):
+    """The state of the optimizer and of the gradient scaler."""
+    try:
+        optimizer.load_state_dict(checkpoint['optimizer'])
+        scaler.load_state_dict(checkpoint['scaler'])
+    except (ValueError, KeyError, TypeError, RuntimeError) as e:
+        fail(f"{path}: its optimizer state does not fit ({' '.join(str(e).split())[:200]}); start from scratch")
+
+def compile_blocks(model, x, y, context, say):
+    """
+    torch.compile, block by block: as fast as the whole model, compiled in a fraction of the time. Tried out on one
+    batch, since a missing compiler shows at the first step only; False if it failed, and the run goes on without.
+    """
+    start = time.perf_counter()
+    try:
+        for block in model.transformer.h:
+            block.compile()
+        with context:
+            model(x, y)[1].backward()
+        say(f"compiled in {time.perf_counter() - start:.0f} s")
+        return True
+    except Exception as e: # of the compiler, of any kind
+        reason = (str(e).strip().splitlines() or [''])[0][:150]
+        say(f"torch.compile failed ({type(e).__name__}: {reason}); going on in eager mode")
+        torch.compiler.set_stance('force_eager')
+        return False
+    finally:
+        model.zero_grad(set_to_none=True)
+
+# -----------------------------------------------------------------------------
+# results: one row per run
+
+def git_commit():
+    """Short hash of the commit that ran, with + where the tree was changed; '' outside git."""
+    def git(*args):
+        return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, encoding='utf-8', errors='replace')
+    try:
+        head, changes = git('rev-parse', '--short', 'HEAD'), git('status', '--porcelain', '-uno')
+    except OSError:
+        return ''
+    if head.returncode:
+        return ''
+    return head.stdout.strip() + ('+' if changes.stdout.strip() else '')
+
+def describe_run(config, run_id, task, model, label, iters, seconds, device, val_loss, metrics):
+    """The row of a finished run. What the model is comes from the model, not from the settings."""
+    c = model.config
+    row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), format=FORMAT)
+    row |= run_id | dict(label=label, dataset=config['dataset'], note=task.note, metric=task.metric)
+    row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name in COLUMNS}
+    row |= {k: config[k] for k in ('pos_lr_mult', 'max_iters', 'learning_rate', 'weight_decay', 'dtype')}
+    rows_per_iter = config['batch_size'] * config['gradient_accumulation_steps']
+    trained, whole = seconds
+    row |= dict(
+        batch_size=rows_per_iter,
+        params=sum(p.numel() for p in model.parameters()),
+        pos_params=sum(p.numel() for name, p in model.named_parameters() if '.pos.' in name or '.wpe.' in name),
+        iters=iters,
+        tokens_per_s=round(iters * rows_per_iter * c.block_size / max(trained, 1e-9)),
+        device=torch.cuda.get_device_name() if 'cuda' in device else device,
+        torch=torch.__version__,
+        train_seconds=round(trained, 1),
+        wall_seconds=round(whole, 1),
+        val_loss=round(val_loss, 6),
+        metrics=metrics)
+    return {name: row[name] for name in COLUMNS}
+
+def check_results(path):
+    """Before anything is trained: the csv can be appended to, and its columns are ours."""
+    if os.path.isdir(path):
+        usage(f"results={path!r} is a folder: name a csv file")
+    read_rows(path)
+
+def as_json(row):
+    """A row, new or from the csv, as one JSON object."""
+    metrics = row['metrics'] if isinstance(row['metrics'], dict) else json.loads(row['metrics'])
+    return json.dumps(row | dict(metrics=metrics, val_loss=float(row['val_loss'])))
+
+def label_of(config, flags):
+    """What the row of a run is called: its encoding, and those of its settings that were given as flags."""
+    own = [k for k in config if k.startswith('pos_') and k in flags and config[k] is not None]
+    values = [f'{config[k]:g}' if isinstance(config[k], float) else str(config[k]) for k in own]
+    return ' '.join([config['pos'], *(f"{k.removeprefix('pos_')}={v}" for k, v in zip(own, values))])
+
+def without_effect(config, task, flags):
+    """A line for every flag that changes nothing in this run."""
+    lines = []
+    for key in flags:
+        if key in ('kernel', 'omega', 'kernel_seed', 'lengths') and key not in task.settings:
+            lines.append(f"{key} has no effect on dataset={config['dataset']}")
+        if key in ('min_lr', 'lr_decay_iters') and not config['decay_lr']:
+            lines.append(f"{key} has no effect with decay_lr=False")
+        if key.startswith('pos_') and not has_effect(config, key):
+            lines.append(f"{key} has no effect on pos={config['pos']}")
+    return lines
+
+def has_effect(config, key):
+    """Would the encoding be another one without this setting?"""
+    plain = {f.name: config[f.name] for f in fields(GPTConfig) if f.name in config}
+    given = make_pos(GPTConfig(**plain))
+    if key == 'pos_lr_mult':
+        return any(True for _ in given.parameters())
+    default = make_pos(GPTConfig(**plain | {key: getattr(GPTConfig, key)}))
+    return plain[key] == getattr(GPTConfig, key) or repr(given) != repr(default)
+
+def read_rows(path):
+    """The rows of a results csv as dicts, [] if there is no file. A row that a crash cut short is left out, and said."""
+    if not os.path.exists(path):
+        return []
+    csv.field_size_limit(2**24)
+    try:
+        with open(path, newline='', encoding='utf-8') as f:
+            rows = list(csv.reader(f))
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        fail(f"{path}: cannot be read as a csv of results ({type(e).__name__}: {e}); move it away or name another")
+    if not rows:
+        return []
+    if rows[0] != COLUMNS:
+        what = 'a byte order mark, as a spreadsheet writes it,' if rows[0][0].startswith('\ufeff') else 'other columns'
+        fail(f"{path}: has {what} and is not of this version; move it away or name another with --results")
+    whole = [dict(zip(COLUMNS, row)) for row in rows[1:] if len(row) == len(COLUMNS) and is_json(row[-1])]
+    if len(whole) < len(rows) - 1:
+        print(f"note: {path}: {len(rows) - 1 - len(whole)} rows are damaged and left out", file=sys.stderr)
+    others = {row['format'] for row in whole} - {str(FORMAT)}
+    if others:
+        fail(f"{path}: has rows of format {', '.join(sorted(others))}, this version writes and reads {FORMAT}; move it away")
+    return whole
+
+def is_json(text):
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+def find(path, **cells):
+    """The last row of the csv with these values, or None."""
+    found = [row for row in read_rows(path) if all(row[k] == str(v) for k, v in cells.items())]
+    return found[-1] if found else None
+
+def append(path, row):
+    """Append a dict to a csv file, with its header if the file is new. Safe for runs that end at the same time."""
+    row = row | {'metrics': json.dumps(row['metrics'])}
+    try:
+        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+        with open(path, 'a+', newline='', encoding='utf-8') as f:
+            hold(f)
+            f.seek(0)
+            text = f.read()
+            if text and not text.endswith('\n'): # a crash cut the last row short; inside a quoted cell or not
+                f.write('"\r\n' if text.count('"') % 2 else '\r\n')
+            writer = csv.DictWriter(f, fieldnames=COLUMNS)
+            if not text:
+                writer.writeheader()
+            writer.writerow(row)
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        print(json.dumps(row), flush=True) # whatever becomes of the csv
+        fail(f"{path}: cannot be written ({type(e).__name__}: {e}); the row stands above; give another --results")
