@@ -23,8 +23,8 @@ def fail(message):
 
 def choose_device(device, dtype, compile):
     """
-    Fill in what is '' or None: cuda, else mps, else cpu; bfloat16 where it is fast, else float32; compile on CUDA
-    only. Returns (device, dtype, compile); asking for what this machine has not is a usage error.
+    Fill in what is '' or None: cuda, else mps, else cpu; bfloat16 where it is fast, else float32; compile
+    on CUDA only. Returns (device, dtype, compile); asking for what this machine has not is a usage error.
     """
     mps = torch.backends.mps.is_available()
     device = device or ('cuda' if torch.cuda.is_available() else 'mps' if mps else 'cpu')
@@ -58,7 +58,7 @@ def join_processes(device, backend):
         return 0, 1, device
     lacking = [k for k in ('WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT') if k not in os.environ]
     if lacking:
-        usage(f"RANK is set without {', '.join(lacking)}: start with torchrun, or unset RANK to run one process")
+        usage(f"RANK is set without {', '.join(lacking)}: start with torchrun, or unset RANK for one process")
     if device == 'cuda':
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
@@ -72,7 +72,7 @@ def same_everywhere(what, value, world):
     values = [None] * world
     torch.distributed.all_gather_object(values, value)
     if len(set(values)) > 1:
-        fail(f"the {world} processes differ in {what} ({', '.join(map(str, values))}): give all machines the same")
+        fail(f"the processes differ in {what} ({', '.join(map(str, values))}): give all machines the same")
 
 # -----------------------------------------------------------------------------
 # files and figures

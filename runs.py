@@ -1,12 +1,13 @@
 """
 What a run leaves behind, and how it is taken up again.
 
-    out_dir/ckpt.pt     everything that the rest of the run depends on; best.pt: the same, at the best validation loss
-    out_dir/log.jsonl   a line for every evaluation and every log_interval (losses in nats per token)
+    out_dir/ckpt.pt     everything that the rest of the run depends on
+    out_dir/best.pt     the same, at the best validation loss
+    out_dir/log.jsonl   a line for every evaluation and every log_interval; losses in nats per token
     results.csv         a row for every finished run, with the columns below
 
-A run is known by its seed, by a hash of all settings that can change a number, and by the checksum of all its data. Files
-of another FORMAT are refused: their shapes would fit, and the numbers would be wrong.
+A run is known by its seed, by a hash of all settings that can change a number, and by the checksum of all
+its data. Files of another FORMAT are refused: their shapes would fit, and the numbers would be wrong.
 """
 
 import os
@@ -50,7 +51,8 @@ FREE_ON_RESUME = 'eval_iters eval_rows eval_targets eval_lens'.split()
 
 def settings_that_count(config):
     """
-    The settings that can change a number, as they work: micro-batches are slices of one batch, so their product counts.
+    The settings that can change a number, as they work: micro-batches are slices of one batch, so their
+    product counts.
     """
     config = dict(config, batch_size=config['batch_size'] * config['gradient_accumulation_steps'])
     return {k: v for k, v in config.items() if k not in (*NOT_HASHED, 'gradient_accumulation_steps')}
@@ -59,7 +61,7 @@ def digest(settings):
     return hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
 
 def identity(config, task, extended=()):
-    """What a run is found again by. `extended` has an entry for every time that it was given more iterations."""
+    """What a run is found again by. `extended` has an entry for each time it was given more iterations."""
     settings = settings_that_count(config)
     unseen = {k: v for k, v in settings.items() if k not in COLUMNS}
     extra = {'extended': extended} if extended else {}
@@ -70,7 +72,7 @@ def identity(config, task, extended=()):
 # out_dir: one run at a time, its log
 
 def hold(f, wait=True):
-    """Lock an open file until it is closed; False if another process has it. Where there are no locks, go on without."""
+    """Lock an open file until it is closed. False: another process has it. Where there are no locks, True."""
     try:
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -81,7 +83,7 @@ def hold(f, wait=True):
     return True
 
 def open_out_dir(out_dir):
-    """Make out_dir, see that no other run is in it, and clear what a killed run was writing. Returns its lock."""
+    """Make out_dir, see that no other run is in it, clear what a killed one was writing. Returns its lock."""
     try:
         os.makedirs(out_dir, exist_ok=True)
         lock = open(os.path.join(out_dir, '.lock'), 'w')
@@ -97,8 +99,10 @@ def open_out_dir(out_dir):
 class Log:
     """log.jsonl, and wandb's copy. A resumed run drops what the file holds beyond its checkpoint."""
 
-    def __init__(self, out_dir, iter_num, wandb=None):
-        self.path, self.wandb = os.path.join(out_dir, 'log.jsonl'), wandb
+    def __init__(self, out_dir, iter_num, wandb, silent):
+        self.path, self.wandb, self.silent = os.path.join(out_dir, 'log.jsonl'), wandb, silent
+        if silent:
+            return
         kept = []
         try:
             if iter_num and os.path.exists(self.path):
@@ -113,6 +117,8 @@ class Log:
         return int(found[1]) if found else float('inf')
 
     def __call__(self, **values):
+        if self.silent:
+            return
         try:
             with open(self.path, 'a', encoding='utf-8') as f:
                 f.write(json.dumps(values) + '\n')
@@ -126,8 +132,9 @@ class Log:
 
 class Signals:
     """
-    SIGINT, SIGTERM and SIGHUP ask a run to stop: it finishes its iteration, saves, and ends with the usual status. A second
-    one ends it at once, and so does the first one after `at_once(message)`. A reader that has gone away asks, too.
+    SIGINT, SIGTERM and SIGHUP ask a run to stop: it finishes its iteration, saves, and ends with the
+    usual status. A second one ends it at once, and so does the first one after `at_once(message)`. A
+    reader that has gone away asks, too.
     """
     def __init__(self):
         self.caught, self.message = None, None
@@ -166,7 +173,7 @@ def save(path, checkpoint):
         fail(f"{path}: cannot be written (is the disk full?); what was there before is intact")
 
 def load(path):
-    """The dict that train.py saved, on the CPU; one line if it is missing, cannot be read, is damaged or of another kind."""
+    """The dict that train.py saved, on the CPU; one line if it is missing, unreadable or damaged."""
     if not os.path.exists(path):
         fail(f"{path}: no checkpoint there; train.py writes one to its out_dir at every evaluation")
     try:
@@ -184,8 +191,8 @@ def load(path):
     if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(p), dict) for p in parts):
         fail(f"{path}: not a checkpoint of this project's train.py")
     if checkpoint.get('format') != FORMAT:
-        fail(f"{path}: has format {checkpoint.get('format')}, this version writes and reads {FORMAT}; train anew, or "
-             "use the version that wrote it")
+        fail(f"{path}: has format {checkpoint.get('format')}, this version writes and reads {FORMAT}; "
+             "train anew, or use the version that wrote it")
     return checkpoint
 
 def model_of(checkpoint, path):
@@ -201,8 +208,9 @@ def model_of(checkpoint, path):
 
 def resume(path, config, task, extend):
     """
-    The checkpoint of a run that is taken up again. What decides the rest of the run must be what it was: it is compared
-    setting by setting, in their order. Only extend=True may give it more iterations, and is remembered in its hash.
+    The checkpoint of a run that is taken up again. What decides the rest of the run must be what it was:
+    it is compared setting by setting, in their order. Only extend=True may give it more iterations, and
+    is remembered in its hash.
     """
     checkpoint = load(path)
     lacking = {'optimizer', 'scaler', 'iter_num', 'best_val_loss', 'seconds', 'extended'} - checkpoint.keys()
@@ -216,8 +224,8 @@ def resume(path, config, task, extend):
     for key in [*must_be_equal, 'data']:
         if saved.get(key) != now[key] and key not in may_differ:
             hint = "; --extend=True gives a run more iterations" if key == 'max_iters' else ''
-            usage(f"--init_from=resume: {key} is {saved.get(key)!r} in {path}, but {now[key]!r} now; resume with the same "
-                  f"settings and data, or start from scratch{hint}")
+            usage(f"--init_from=resume: {key} is {saved.get(key)!r} in {path}, but {now[key]!r} now; "
+                  f"resume with the same settings and data, or start from scratch{hint}")
     if config['max_iters'] < checkpoint['iter_num']:
         usage(f"--init_from=resume: {path} has {checkpoint['iter_num']} iterations already, more than "
               f"max_iters={config['max_iters']}")
@@ -231,12 +239,14 @@ def restore(checkpoint, path, optimizer, scaler):
         optimizer.load_state_dict(checkpoint['optimizer'])
         scaler.load_state_dict(checkpoint['scaler'])
     except (ValueError, KeyError, TypeError, RuntimeError) as e:
-        fail(f"{path}: its optimizer state does not fit ({' '.join(str(e).split())[:200]}); start from scratch")
+        reason = ' '.join(str(e).split())[:200]
+        fail(f"{path}: its optimizer state does not fit ({reason}); start from scratch")
 
 def compile_blocks(model, x, y, context, say):
     """
-    torch.compile, block by block: as fast as the whole model, compiled in a fraction of the time. Tried out on one
-    batch, since a missing compiler shows at the first step only; False if it failed, and the run goes on without.
+    torch.compile, block by block: as fast as the whole model, compiled in a fraction of the time. Tried
+    out on one batch, since a missing compiler shows at the first step only; False if it failed, and the
+    run goes on without.
     """
     start = time.perf_counter()
     try:
@@ -260,7 +270,7 @@ def compile_blocks(model, x, y, context, say):
 def git_commit():
     """Short hash of the commit that ran, with + where the tree was changed; '' outside git."""
     def git(*args):
-        return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, encoding='utf-8', errors='replace')
+        return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, encoding='utf-8')
     try:
         head, changes = git('rev-parse', '--short', 'HEAD'), git('status', '--porcelain', '-uno')
     except OSError:
@@ -269,11 +279,11 @@ def git_commit():
         return ''
     return head.stdout.strip() + ('+' if changes.stdout.strip() else '')
 
-def describe_run(config, run_id, task, model, label, iters, seconds, device, val_loss, metrics):
+def describe_run(config, run_id, task, model, iters, seconds, device, val_loss, metrics):
     """The row of a finished run. What the model is comes from the model, not from the settings."""
     c = model.config
     row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), format=FORMAT)
-    row |= run_id | dict(label=label, dataset=config['dataset'], note=task.note, metric=task.metric)
+    row |= run_id | dict(label='', dataset=config['dataset'], note=task.note, metric=task.metric)
     row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name in COLUMNS}
     row |= {k: config[k] for k in ('pos_lr_mult', 'max_iters', 'learning_rate', 'weight_decay', 'dtype')}
     rows_per_iter = config['batch_size'] * config['gradient_accumulation_steps']
@@ -281,7 +291,7 @@ def describe_run(config, run_id, task, model, label, iters, seconds, device, val
     row |= dict(
         batch_size=rows_per_iter,
         params=sum(p.numel() for p in model.parameters()),
-        pos_params=sum(p.numel() for name, p in model.named_parameters() if '.pos.' in name or '.wpe.' in name),
+        pos_params=model.positional_parameters(),
         iters=iters,
         tokens_per_s=round(iters * rows_per_iter * c.block_size / max(trained, 1e-9)),
         device=torch.cuda.get_device_name() if 'cuda' in device else device,
@@ -331,7 +341,7 @@ def has_effect(config, key):
     return plain[key] == getattr(GPTConfig, key) or repr(given) != repr(default)
 
 def read_rows(path):
-    """The rows of a results csv as dicts, [] if there is no file. A row that a crash cut short is left out, and said."""
+    """The rows of a results csv as dicts, [] if there is none. A row that a crash cut is left out."""
     if not os.path.exists(path):
         return []
     csv.field_size_limit(2**24)
@@ -339,18 +349,21 @@ def read_rows(path):
         with open(path, newline='', encoding='utf-8') as f:
             rows = list(csv.reader(f))
     except (OSError, UnicodeDecodeError, csv.Error) as e:
-        fail(f"{path}: cannot be read as a csv of results ({type(e).__name__}: {e}); move it away or name another")
+        fail(f"{path}: cannot be read as a csv of results ({type(e).__name__}: {e}); "
+             "move it away, or name another with --results")
     if not rows:
         return []
     if rows[0] != COLUMNS:
-        what = 'a byte order mark, as a spreadsheet writes it,' if rows[0][0].startswith('\ufeff') else 'other columns'
-        fail(f"{path}: has {what} and is not of this version; move it away or name another with --results")
+        marked = rows[0] and rows[0][0].startswith('\ufeff')
+        what = 'a byte order mark (of a spreadsheet)' if marked else "other columns than this version's"
+        fail(f"{path}: has {what}; move it away, or name another with --results")
     whole = [dict(zip(COLUMNS, row)) for row in rows[1:] if len(row) == len(COLUMNS) and is_json(row[-1])]
     if len(whole) < len(rows) - 1:
         print(f"note: {path}: {len(rows) - 1 - len(whole)} rows are damaged and left out", file=sys.stderr)
     others = {row['format'] for row in whole} - {str(FORMAT)}
     if others:
-        fail(f"{path}: has rows of format {', '.join(sorted(others))}, this version writes and reads {FORMAT}; move it away")
+        fail(f"{path}: has rows of format {', '.join(sorted(others))}, this version has {FORMAT}; "
+             "move it away, or name another with --results")
     return whole
 
 def is_json(text):
@@ -365,7 +378,7 @@ def find(path, **cells):
     return found[-1] if found else None
 
 def append(path, row):
-    """Append a dict to a csv file, with its header if the file is new. Safe for runs that end at the same time."""
+    """Append a row to a csv file, with the header if it is new. Safe for runs that end at the same time."""
     row = row | {'metrics': json.dumps(row['metrics'])}
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
@@ -381,4 +394,4 @@ def append(path, row):
             writer.writerow(row)
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         print(json.dumps(row), flush=True) # whatever becomes of the csv
-        fail(f"{path}: cannot be written ({type(e).__name__}: {e}); the row stands above; give another --results")
+        fail(f"{path}: cannot be written ({e}); the row stands above, on stdout; give another --results")

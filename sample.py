@@ -48,19 +48,20 @@ path = os.path.join(out_dir, checkpoint)
 saved = load(path)
 model = model_of(saved, path).to(device).eval()
 task = make_task(saved['config'])
+dataset = saved['config']['dataset']
 if task.vocab_size != model.config.vocab_size:
-    usage(f"{path}: has a vocabulary of {model.config.vocab_size}, but dataset={saved['config']['dataset']} now has "
-          f"{task.vocab_size}")
+    usage(f"{path}: has a vocabulary of {model.config.vocab_size}, dataset={dataset} of {task.vocab_size} now")
 if saved['data'] != (task.checksum or task.note):
-    print(f"note: dataset={saved['config']['dataset']} is not what this model was trained with; it was made again since")
+    print(f"note: dataset={dataset} is not what this model was trained with; it was made again since")
 for flag in typed():
     if flag not in (*task.uses, 'out_dir', 'checkpoint', 'device', 'dtype'):
-        print(f"note: {flag} has no effect on dataset={saved['config']['dataset']}")
+        print(f"note: {flag} has no effect on dataset={dataset}")
 
 # how to show it is the task's business
 torch.manual_seed(seed)
-how = SimpleNamespace(**config | dict(device=device, context=autocast(device, dtype, model.config.attn_temperature)))
+context = autocast(device, dtype, model.config.attn_temperature)
+how = SimpleNamespace(**config | dict(device=device, context=context))
 try:
     task.show(model, how)
-except (ValueError, RuntimeError) as e: # of generate: a prompt outside the vocabulary, probabilities that are none
+except (ValueError, ArithmeticError) as e: # of generate: probabilities that are none, say
     fail(f"{path}: {e}")

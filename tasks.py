@@ -73,7 +73,7 @@ def ratio(a, b):
     return whole + (a - whole * b) / b.mean()
 
 def interval(values, resamples=2000):
-    """The 95% interval of the mean of one run: Wilson's where each value is right or wrong, else bootstrap."""
+    """The 95% interval of the mean of one run: Wilson's where a value is right or wrong, else bootstrap."""
     n, mean = len(values), values.mean()
     if np.isin(values, (0, 1)).all():
         z = 1.959964
@@ -89,7 +89,7 @@ def interval(values, resamples=2000):
 # rows made in memory. They take less time than reading them would
 
 class Task:
-    """What tasks have in common. Each adds vocab_size, answers, note and rows(rng, T, n) -> x (n, T), y (n, k)."""
+    """What tasks have in common. Each adds vocab_size, answers, note and rows(rng, T, n) -> x, y."""
     metric = 'acc'
     unit, per_nat = 'nats per token', 1.0 # how a loss is printed: in this unit, so many of it per nat
     checksum = '' # of the files, where there are any
@@ -113,8 +113,8 @@ class Task:
 
     def examples(self, split, T, n, seed, longest, k):
         """
-        n rows of length T to be scored. A task that has the same targets at every length looks at `longest`, the
-        longest of these, and at k, how many.
+        n rows of length T to be scored. A task that has the same targets at every length looks at
+        `longest`, the longest of these, and at k, how many.
         """
         return self.rows(generator(seed, split, T), T, n)
 
@@ -174,7 +174,8 @@ class KernelTask(Task):
     """
     The synthetic task of the paper (section 6): T - 1 random bits, then QUERY. The answer is 1 iff
         sum_{d = 1 .. T-1} K(d) (2 bit_d - 1) > 0,
-    bit_d the bit d tokens before QUERY, K(d) = (d/L) cos(omega d) by default; L is the training length at any T.
+    bit_d the bit d tokens before QUERY, K(d) = (d/L) cos(omega d) by default; L is the training length at
+    any T.
     """
     QUERY = 2
     settings = 'kernel', 'omega', 'kernel_seed', 'lengths'
@@ -197,7 +198,7 @@ class KernelTask(Task):
 
     def rows(self, rng, T, n):
         bits = rng.integers(0, 2, (n, T - 1), dtype=np.uint8)
-        K = self.K(np.arange(T - 1, 0, -1))                                 # by position: lag T - 1 comes first
+        K = self.K(np.arange(T - 1, 0, -1)) # by position: lag T - 1 comes first
         answer = np.concatenate([(2.0 * bits[a:a + 512] - 1) @ K > 0 for a in range(0, n, 512)])
         x = np.concatenate((bits, np.full((n, 1), self.QUERY, np.uint8)), axis=1)
         return torch.from_numpy(x), torch.from_numpy(answer[:, None].astype(np.int64))
@@ -225,7 +226,7 @@ class RecallTask(Task):
         row[each, place], row[each, place + 1] = 8 + np.arange(self.PAIRS), values
         row[:, body::2], row[:, body + 1::2] = 8 + order, values[each, order]
         x, y = torch.from_numpy(row[:, :-1].copy()), torch.from_numpy(row[:, -end:].astype(np.int64))
-        y[:, 0::2] = -1                                                              # nobody can know the next key
+        y[:, 0::2] = -1 # nobody can know which key comes next
         return x, y
 
 # -----------------------------------------------------------------------------
@@ -240,7 +241,7 @@ class FolderTask(Task):
         super().__init__(config)
 
     def tokens(self, split):
-        """(N,) or (rows, T + 1), read from the file when needed. Opened anew: a map keeps what it has touched."""
+        """(N,) or (rows, T + 1), read when needed. Opened anew each time: a map keeps what it has touched."""
         file, dtype, row = self.data[split]
         tokens = np.memmap(file, dtype, mode='r')
         return tokens if row == 1 else tokens.reshape(-1, row)
@@ -262,9 +263,8 @@ class TextTask(FolderTask):
         self.per_nat = train['tokens'] / train['bytes'] / math.log(2)
         for split in ('train', 'val'):
             if len(self.tokens(split)) <= self.L:
-                fail(f"data/{config['dataset']}/{split}.bin has {len(self.tokens(split)):,} tokens, but a window of "
-                     f"block_size={self.L} and its target need {self.L + 1:,}: use a longer text, or a smaller "
-                     "block_size")
+                fail(f"data/{config['dataset']}/{split}.bin has {len(self.tokens(split)):,} tokens, too few "
+                     f"for a window of block_size={self.L}: use a longer text, or a smaller block_size")
 
     def bytes_of_tokens(self):
         """(vocab_size,): how many bytes of text a token stands for."""
@@ -291,7 +291,7 @@ class TextTask(FolderTask):
         return rows[:, :-1], rows[:, -k:]
 
     def examples(self, split, T, n, seed, longest, k):
-        """Windows that end at the same places for any T up to `longest`: a grid, its offset drawn from the seed."""
+        """Windows that end at the same places for any T: a grid, its offset drawn from the seed."""
         tokens = self.tokens(self.test if split == 'test' else split)
         k, room = min(k, T), len(tokens) - longest - 1
         n = max(1, min(n, room // k + 1))                                  # no target is scored twice
@@ -340,7 +340,7 @@ class TextTask(FolderTask):
             print('---------------', flush=True)
 
     def show_score(self, model, how, tokens):
-        """Bits per byte of a text, every token but the first, in windows of L that begin where the last one ended."""
+        """Bits per byte of a text but for its first token, in windows of L side by side."""
         if len(tokens) < 2:
             usage(f"score={how.score}: a text of {len(tokens)} tokens has nothing to predict")
         bits = size = 0
@@ -369,13 +369,14 @@ def gpt2_bpe():
     try:
         return tiktoken.get_encoding('gpt2')
     except Exception as e: # of requests, or of a damaged cache: tiktoken promises no kind
-        fail(f"tiktoken could not fetch its GPT-2 vocabulary ({type(e).__name__}): run this once with a network, "
-             "or point TIKTOKEN_CACHE_DIR to a copy of another machine's; bytes need none")
+        fail(f"tiktoken could not fetch its GPT-2 vocabulary ({type(e).__name__}): run this once with a "
+             "network, or point TIKTOKEN_CACHE_DIR to a copy of another machine's; bytes need none")
 
 class RowsTask(FolderTask):
     """
-    Rows of T + 1 tokens that somebody's prepare.py made (data/synth/prepare.py, for one), the last `asked` of
-    them targets, whose answers are among the first `answers` tokens. A file for each test length: test_<T>.bin.
+    Rows of T + 1 tokens that somebody's prepare.py made (data/synth/prepare.py, for one), the last
+    `asked` of them targets, whose answers are among the first `answers` tokens. A file for each test
+    length: test_<T>.bin.
     """
     def __init__(self, config, meta, data, checksum):
         super().__init__(config, meta, data, checksum)
@@ -401,7 +402,7 @@ class RowsTask(FolderTask):
 
     def available(self, lengths):
         has = [int(split[5:]) for split in self.data if split.startswith('test_')]
-        return tuple(T for T in lengths if T in has), f"it has test files for T = {commas(sorted(has)) or 'none'}"
+        return tuple(T for T in lengths if T in has), f"it has test files for T = {commas(sorted(has))}"
 
 # -----------------------------------------------------------------------------
 
@@ -409,7 +410,7 @@ TASKS = {'synth': KernelTask, 'recall': RecallTask} # add yours here; any other 
 FOLDERS = {'stream': TextTask, 'rows': RowsTask} # by the kind that its meta.json says
 
 def make_task(config):
-    """The task of a dict of train.py's settings. One line, and the end, where its data are missing or damaged."""
+    """The task of train.py's settings (a dict). One line and the end, if its data are missing or damaged."""
     if config['dataset'] in TASKS:
         return TASKS[config['dataset']](config)
     meta, data, checksum = read_folder(config['dataset'], known=TASKS)

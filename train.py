@@ -5,8 +5,8 @@ Train a GPT with any positional encoding, then measure it at 1x to 8x its traini
     python train.py config/synth_jordan.py --pos=rope --seed=2   # any setting below, as a flag
     torchrun --nproc_per_node=4 train.py config/synth_paper.py --gradient_accumulation_steps=4 --batch_size=6
 
-What is trained on lives in tasks.py, what a run leaves behind in runs.py: checkpoints and a log in out_dir, and a
-row of results.csv. The last lines are the table of the measurement and what to type next.
+What is trained on lives in tasks.py, what a run leaves behind in runs.py: checkpoints and a log in
+out_dir, and a row of results.csv. The last lines are the table of the measurement and what to type next.
 """
 
 import os
@@ -35,7 +35,7 @@ results = '' # csv that gets a row per finished run; '' is results.csv beside ou
 label = '' # what the row is called; '': the encoding, and its settings that are given as flags
 eval_interval = 250 # iterations between evaluations, each followed by a checkpoint
 log_interval = 10
-eval_iters = 512 # validation rows or windows per evaluation (not batches: batch_size must not change a result)
+eval_iters = 512 # validation rows or windows per evaluation; not batches: batch_size must not change a result
 eval_only = False # evaluate and exit, at every eval_lens
 skip_done = False # if results.csv has this run's row, say so and exit (ablate.py uses this)
 dry_run = False # say what would be trained, and exit
@@ -45,7 +45,7 @@ save_best = True # best.pt beside it: the best validation loss so far
 init_from = 'scratch' # or 'resume': go on from out_dir/ckpt.pt
 extend = False # resume a run with more max_iters than it was started with; the row gets a hash of its own
 # evaluation at the end
-eval_lens: tuple[int, ...] = () # context lengths; empty: L, 2L, 4L, 8L (for pos=learned, which has no other, L)
+eval_lens: tuple[int, ...] = () # context lengths; empty: L, 2L, 4L, 8L (pos=learned has no other than L)
 eval_rows = 1024 # rows or windows per length
 eval_targets = 0 # text: score the same last tokens of every window at every length; 0: half of block_size
 # wandb logging, if it is installed
@@ -55,7 +55,7 @@ wandb_run_name = ''
 # data
 dataset = 'synth' # a task of tasks.py (synth, recall), or a folder of data/
 kernel = 'mixed' # synth: the teacher, one of KERNELS in tasks.py, or random
-omega = 10000 ** (-2 * 3 / 32) # synth: its frequency, radians per token; this one is index 3 of the grid of a head of 32
+omega = 10000 ** (-2 * 3 / 32) # synth: radians per token; this is index 3 of the grid of a head of 32
 kernel_seed: int | None = None # synth, kernel=random: which; None: another one for each seed
 lengths: tuple[int, ...] = () # train on several lengths, one drawn for each iteration; empty: block_size
 gradient_accumulation_steps = 1 # micro-batches per iteration, shared out over the DDP processes
@@ -68,7 +68,7 @@ n_embd = 128
 mlp_ratio = 4
 dropout = 0.0
 bias = False # in Linears and LayerNorms
-attn_temperature = 1.0 # 1: softmax; the larger, the closer to attention that is linear in the scores, at twice its cost
+attn_temperature = 1.0 # 1: softmax; the larger, the closer to attention that is linear in the scores
 # positional encoding; see GPTConfig in model.py
 pos = 'jordan_scaled'
 pos_theta = 10000.0
@@ -121,7 +121,8 @@ min_lr = learning_rate / 10 if min_lr is None else min_lr
 eval_lens = eval_lens or tuple(n * block_size for n in ((1,) if pos == 'learned' else (1, 2, 4, 8)))
 results = results or os.path.join(os.path.dirname(os.path.abspath(out_dir)), 'results.csv')
 device, dtype, compile = choose_device(device, dtype, compile)
-config |= dict(lr_decay_iters=lr_decay_iters, warmup_iters=warmup_iters, min_lr=min_lr, eval_lens=eval_lens, dtype=dtype)
+config |= dict(lr_decay_iters=lr_decay_iters, warmup_iters=warmup_iters, min_lr=min_lr)
+config |= dict(eval_lens=eval_lens, dtype=dtype)
 
 # a schedule that is none, and a model that cannot be, are said before data or device are touched
 if max_iters > 0 and warmup_iters > min(max_iters, lr_decay_iters if decay_lr else max_iters):
@@ -146,7 +147,8 @@ if wandb_log:
 rank, world, device = join_processes(device, backend)
 master = rank == 0
 if gradient_accumulation_steps % world:
-    usage(f"gradient_accumulation_steps={gradient_accumulation_steps}: expected a multiple of the {world} processes")
+    usage(f"gradient_accumulation_steps={gradient_accumulation_steps}: expected a multiple of {world}, the "
+          "number of processes")
 context = autocast(device, dtype, attn_temperature)
 signals = runs.Signals()
 say = signals.say if master else (lambda *args: None)
@@ -181,7 +183,8 @@ else:
 raw_model.to(device)
 
 # the optimizer; in float16 small gradients need a scaler
-optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.split(':')[0], pos_lr_mult)
+betas, device_type = (beta1, beta2), device.split(':')[0]
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, betas, device_type, pos_lr_mult)
 scaler = torch.amp.GradScaler(enabled=dtype == 'float16')
 if init_from == 'resume':
     runs.restore(checkpoint, ckpt_path, optimizer, scaler)
@@ -207,7 +210,7 @@ if dry_run:
 lock = runs.open_out_dir(out_dir) if master else None
 if wandb_log and master:
     wandb.init(project=wandb_project, name=wandb_run_name or None, config=config)
-log = runs.Log(out_dir, iter_num, wandb if wandb_log else None) if master and not eval_only else (lambda **values: None)
+log = runs.Log(out_dir, iter_num, wandb if wandb_log else None, silent=eval_only or not master)
 
 def get_lr(it):
     """Learning rate of iteration it: linear warm-up, then cosine to min_lr at lr_decay_iters, then min_lr."""
@@ -229,17 +232,18 @@ def evaluate():
     return float(nats.sum()) / max((y >= 0).sum().item(), 1)
 
 def save(path):
-    """Everything that the rest of the run depends on. Batches and dropout are functions of (seed, iteration)."""
+    """Everything that the rest of the run depends on. Batches are functions of the seed and the iteration."""
     if master:
         runs.save(path, dict(
             model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(),
-            model_args=asdict(raw_model.config), config=config, data=task.checksum or task.note, iter_num=iter_num,
-            best_val_loss=best_val_loss, seconds=seconds_before + time.perf_counter() - start, extended=extended))
+            model_args=asdict(raw_model.config), config=config, data=task.checksum or task.note,
+            iter_num=iter_num, best_val_loss=best_val_loss, extended=extended,
+            seconds=seconds_before + time.perf_counter() - start))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):
-        fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); no checkpoint was written over. "
-             f"Try a smaller learning_rate, a grad_clip, or dtype=float32")
+        fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); the last checkpoint is "
+             f"intact. Try a smaller learning_rate, a grad_clip, or dtype=float32")
 
 def stop_asked():
     """Has any process been asked to stop? All must leave at the same iteration."""
@@ -259,7 +263,8 @@ while not eval_only:
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_mult']
 
-    # every now and then, and at the end, measure the validation loss and save; an untrained model is nothing to keep
+    # every now and then, and at the end, measure the validation loss and save; an untrained model
+    # is nothing to keep
     if iter_num % eval_interval == 0 or iter_num >= max_iters:
         val_loss = evaluate()
         stop_if_not_finite('validation loss', val_loss)
@@ -285,7 +290,8 @@ while not eval_only:
         rows = slice(micro * batch_size, (micro + 1) * batch_size)
         xs, ys = x[rows].to(device).long(), y[rows].to(device).long()
         share = (ys >= 0).sum().item() / asked * world # DDP takes the mean over processes
-        torch.manual_seed(int(np.random.SeedSequence([seed, 0, iter_num, micro]).generate_state(1)[0])) # dropout
+        of_dropout = np.random.SeedSequence([seed, 0, iter_num, micro])
+        torch.manual_seed(int(of_dropout.generate_state(1)[0]))
         is_last = micro + world >= gradient_accumulation_steps
         with contextlib.nullcontext() if world == 1 or is_last else model.no_sync():
             with context:
@@ -310,7 +316,7 @@ while not eval_only:
         seconds = max((now - last_log) / iters_since_log, 1e-9)
         tokens_per_s = rows_per_iter * block_size / seconds
         eta = datetime.timedelta(seconds=round(seconds * (max_iters - iter_num - 1)))
-        mfu = raw_model.estimate_mfu(tokens_per_s / world, torch.cuda.get_device_name(), dtype) if 'cuda' in device else None
+        mfu = raw_model.estimate_mfu(tokens_per_s / world, device, dtype)
         say(f"iter {iter_num}: loss {loss_now * task.per_nat:.4f} {task.unit}, {seconds * 1e3:.0f} ms, "
             f"{tokens_per_s:,.0f} tokens/s, ETA {eta}" + (f", MFU {mfu:.1%}" if mfu else ''))
         log(iter=iter_num, loss=loss_now, lr=lr, ms=round(seconds * 1e3, 1), tokens_per_s=round(tokens_per_s))
@@ -351,7 +357,8 @@ if master:
 
     # the row of results.csv, before any more words; a finished run that is resumed has its row
     seconds = train_seconds, seconds_before + time.perf_counter() - start
-    row = runs.describe_run(config, run_id, task, raw_model, label, iter_num, seconds, device, val_loss, metrics)
+    row = runs.describe_run(config, run_id, task, raw_model, iter_num, seconds, device, val_loss, metrics)
+    row['label'] = label
     if not eval_only and not (init_from == 'resume' and runs.find(results, **run_id)):
         runs.append(results, row)
         say(f"\na row is in {results}")

@@ -4,8 +4,9 @@
 #     python train.py config/text.py
 #     python sample.py --out_dir=out-text
 #
-# A megabyte or two is enough for words and short phrases. Validation loss that rises again means too little text for
-# max_iters: best.pt (sample.py --checkpoint=best.pt) is the model before that. Six minutes of one CPU core (AMD EPYC).
+# A megabyte or two is enough for words and short phrases. Validation loss that rises again means too
+# little text for max_iters: best.pt (sample.py --checkpoint=best.pt) is the model before that. Six
+# minutes of one CPU core (AMD EPYC).
 out_dir = 'out-text'
 dataset = 'text'
 pos = 'rope+alibi' # on text no encoding was measured to be better, and none is simpler; results/README.md

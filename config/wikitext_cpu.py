@@ -1,13 +1,15 @@
-# WikiText bytes on a laptop: 0.3M parameters, 1M training bytes a run, of a text that anyone with the zip can make:
+# WikiText bytes on a laptop: 0.3M parameters, 1M training bytes a run, of a text that anyone with the
+# zip can make:
 #
 #     python data/wikitext103/prepare.py --train_member=valid --subset=True [--src=PATH]
 #     python train.py config/wikitext_cpu.py
 #
-# It trains on the first 90% of wiki.valid.raw, validates on the rest and measures on wiki.test.raw: 0.2% of the
-# train text of WikiText-103, so its numbers compare encodings with each other, not with those published on the whole.
-# An interpolated Witten-Bell trigram of the same training bytes has 3.01: what is not well below that at L is a run
-# too short. A minute and a half of one CPU core (AMD EPYC), measurement included.
-# Larger, 6 minutes: --block_size=256 --n_layer=3 --mlp_ratio=4 --batch_size=8 --max_iters=1200
+# It trains on the first 90% of wiki.valid.raw, validates on the rest and measures on wiki.test.raw:
+# 0.2% of the train text of WikiText-103, so its numbers compare encodings with each other, not with
+# those published on the whole. An interpolated Witten-Bell trigram of the same training bytes has 3.01:
+# what is not well below that at L is a run too short. A minute and a half of one CPU core (AMD EPYC),
+# measurement included. Larger, 6 minutes: --block_size=256 --n_layer=3 --mlp_ratio=4 --batch_size=8
+# --max_iters=1200
 out_dir = 'out-wikitext-cpu'
 dataset = 'wikitext103'
 pos = 'rope+alibi'

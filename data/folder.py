@@ -4,10 +4,10 @@ A data set on the disk: data/<name>/ holds meta.json and one file of tokens for 
     {"kind": "stream", "vocab_size": 256, "dtype": "uint8", "encoding": "bytes", "note": "...",
      "splits": {"train": {"tokens": 900, "bytes": 900, "sha256": "..."}, "val": {...}, "test": {...}}}
     {"kind": "rows", "vocab_size": 8, "answers": 8, "asked": 1, "dtype": "uint8", "lengths": [128, 256],
-     "splits": {"train": {"rows": 24000, "sha256": "..."}, "val": {...}, "test_128": {...}, "test_256": {...}}}
+     "splits": {"train": {"rows": 24000, "sha256": "..."}, "val": {...}, "test_128": {...}, ...}}
 
-A row of length T is T + 1 tokens; train and val have the first of the lengths. Who makes rows or a stream of their
-own calls write_folder, or writes these files in any other way; the sha256 may be left out.
+A row of length T is T + 1 tokens; train and val have the first of the lengths. Who makes rows or a stream
+of their own calls write_folder, or writes these files in any other way; the sha256 may be left out.
 """
 
 import os
@@ -24,8 +24,9 @@ def folder_of(name):
 
 def read_folder(name, known=()):
     """
-    data/<name> as (meta, {split: (file, dtype, tokens per row)}, checksum). Every split must be what meta.json says:
-    its size, its checksum, its vocabulary. The checksum returned is over all splits: the identity of the data.
+    data/<name> as (meta, {split: (file, dtype, tokens per row)}, checksum). Every split must be what
+    meta.json says: its size, its checksum, its vocabulary. The checksum returned is over all splits: the
+    identity of the data.
     """
     made = os.path.exists(os.path.join(folder_of(name), 'prepare.py'))
     how = f"run python data/{name}/prepare.py" if made else "make it as data/folder.py says"
@@ -38,8 +39,8 @@ def read_folder(name, known=()):
         dtype, splits = np.dtype(meta['dtype']), meta['splits']
         row = {split: row_tokens(meta, split) for split in splits}
         numbers = [meta['vocab_size'], *(m[unit_of(meta)] for m in splits.values())]
-        sound = dtype.kind == 'u' and {'train', 'val'} <= splits.keys() and all(type(n) is int for n in numbers)
-        sound = sound and min(numbers) >= 1
+        sound = dtype.kind == 'u' and {'train', 'val'} <= splits.keys()
+        sound = sound and all(type(n) is int and n >= 1 for n in numbers)
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     except OSError as e:
@@ -52,14 +53,15 @@ def read_folder(name, known=()):
         expected = m[unit_of(meta)] * row[split] * dtype.itemsize
         size = os.path.getsize(file) if os.path.exists(file) else None
         if size != expected:
-            state = 'is missing' if size is None else f"has {size:,} bytes, not the {expected:,} of its meta.json"
-            fail(f"data/{name}/{split}.bin {state}; {how} again")
+            found = 'is missing' if size is None else f"has {size:,} bytes, its meta.json says {expected:,}"
+            fail(f"data/{name}/{split}.bin {found}; {how} again")
         sha, top = digest(file, dtype)
         if m.get('sha256', sha) != sha:
-            fail(f"data/{name}/{split}.bin is another file than its meta.json describes (by checksum); {how} again")
+            fail(f"data/{name}/{split}.bin is another file than its meta.json describes "
+                 f"(by its checksum); {how} again")
         if top >= meta['vocab_size']:
-            fail(f"data/{name}/{split}.bin holds token {top}, outside the vocabulary of {meta['vocab_size']}; "
-                 f"{how} again")
+            fail(f"data/{name}/{split}.bin holds token {top}, outside the vocabulary of "
+                 f"{meta['vocab_size']}; {how} again")
         whole.update(f'{split}:{sha}'.encode())
         data[split] = (file, dtype, row[split])
     return meta, data, whole.hexdigest()[:16]
@@ -87,8 +89,8 @@ def digest(file, dtype):
 
 def write_folder(name, splits, meta):
     """
-    Make data/<name>: {split: iterator over arrays of tokens}, in one pass each, and meta.json. That goes first and
-    comes back last, so that an interrupted run leaves a folder that is visibly unfinished.
+    Make data/<name>: {split: iterator over arrays of tokens}, in one pass each, and meta.json. That goes
+    first and comes back last, so that an interrupted run leaves a folder that is visibly unfinished.
     """
     folder, dtype, sizes = folder_of(name), np.dtype(meta['dtype']), {}
     try:
@@ -112,4 +114,5 @@ def write_folder(name, splits, meta):
         text = json.dumps(meta | {'splits': sizes}, indent=1)
         replace_file(os.path.join(folder, 'meta.json'), lambda f: f.write(text.encode()))
     except OSError as e: # a full disk, a folder without permission
-        fail(f"cannot write data/{name}: {e.strerror or e}; make room there (or give permission) and run this again")
+        fail(f"cannot write data/{name}: {e.strerror or e}; make room there (or give permission), "
+             "and run this again")

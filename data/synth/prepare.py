@@ -1,11 +1,11 @@
 """
-The rows of the synthetic task as files, for other programs. train.py needs none of them: dataset=synth makes its rows in
-memory. `python train.py --dataset=synth_rows` reads these.
+The rows of the synthetic task as files, for other programs. train.py needs none of them: dataset=synth
+makes its rows in memory. `python train.py --dataset=synth_rows` reads these.
 
     python data/synth/prepare.py [--block_size=256] [--kernel=mixed] [--omega=0.1778]
 
-A row is T - 1 random bits, QUERY (2) and the answer bit; tasks.py, KernelTask, has the rule. Writes train.bin, val.bin,
-test_<T>.bin (uint8) and meta.json into data/<name>.
+A row is T - 1 random bits, QUERY (2) and the answer bit; tasks.py, KernelTask, has the rule. Writes
+train.bin, val.bin, test_<T>.bin (uint8) and meta.json into data/<name>.
 """
 
 import os
@@ -48,6 +48,7 @@ def rows(stream, T, n):
 
 splits = {'train': rows(0, block_size, train_rows), 'val': rows(1, block_size, val_rows)}
 splits |= {f'test_{T}': rows(2, T, test_rows) for T in lengths}
-write_folder(name, splits, dict(kind='rows', vocab_size=task.vocab_size, answers=task.answers, asked=1, dtype='uint8',
-                                lengths=list(lengths), note=f'{task.note} seed={seed}'))
+write_folder(name, splits, dict(
+    kind='rows', vocab_size=task.vocab_size, answers=task.answers, asked=1, dtype='uint8',
+    lengths=list(lengths), note=f'{task.note} seed={seed}'))
 print(f"python train.py --dataset={name} --block_size={block_size}")
