@@ -279,7 +279,7 @@ def git_commit():
         return ''
     return head.stdout.strip() + ('+' if changes.stdout.strip() else '')
 
-def describe_run(config, run_id, task, model, iters, seconds, device, val_loss, metrics):
+def describe_run(config, run_id, task, model, iters, seconds, device_name, val_loss, metrics):
     """The row of a finished run. What the model is comes from the model, not from the settings."""
     c = model.config
     row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), format=FORMAT)
@@ -294,7 +294,7 @@ def describe_run(config, run_id, task, model, iters, seconds, device, val_loss, 
         pos_params=model.positional_parameters(),
         iters=iters,
         tokens_per_s=round(iters * rows_per_iter * c.block_size / max(trained, 1e-9)),
-        device=torch.cuda.get_device_name() if 'cuda' in device else device,
+        device=device_name,
         torch=torch.__version__,
         train_seconds=round(trained, 1),
         wall_seconds=round(whole, 1),

@@ -181,6 +181,7 @@ else:
     torch.manual_seed(seed)
     raw_model = GPT(GPTConfig(**model_args, vocab_size=task.vocab_size))
 raw_model.to(device)
+device_name = torch.cuda.get_device_name(device) if 'cuda' in device else device
 
 # the optimizer; in float16 small gradients need a scaler
 betas, device_type = (beta1, beta2), device.split(':')[0]
@@ -316,7 +317,7 @@ while not eval_only:
         seconds = max((now - last_log) / iters_since_log, 1e-9)
         tokens_per_s = rows_per_iter * block_size / seconds
         eta = datetime.timedelta(seconds=round(seconds * (max_iters - iter_num - 1)))
-        mfu = raw_model.estimate_mfu(tokens_per_s / world, device, dtype)
+        mfu = raw_model.estimate_mfu(tokens_per_s / world, device_name, dtype)
         say(f"iter {iter_num}: loss {loss_now * task.per_nat:.4f} {task.unit}, {seconds * 1e3:.0f} ms, "
             f"{tokens_per_s:,.0f} tokens/s, ETA {eta}" + (f", MFU {mfu:.1%}" if mfu else ''))
         log(iter=iter_num, loss=loss_now, lr=lr, ms=round(seconds * 1e3, 1), tokens_per_s=round(tokens_per_s))
@@ -357,7 +358,7 @@ if master:
 
     # the row of results.csv, before any more words; a finished run that is resumed has its row
     seconds = train_seconds, seconds_before + time.perf_counter() - start
-    row = runs.describe_run(config, run_id, task, raw_model, iter_num, seconds, device, val_loss, metrics)
+    row = runs.describe_run(config, run_id, task, raw_model, iter_num, seconds, device_name, val_loss, metrics)
     row['label'] = label
     if not eval_only and not (init_from == 'resume' and runs.find(results, **run_id)):
         runs.append(results, row)
