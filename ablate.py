@@ -7,12 +7,11 @@ Encodings x seeds of one config, and the table and figure of what came out.
     python ablate.py --report=results/synth.csv                           # table and figure once more
     python ablate.py --report=results/synth.csv --pos='rope,damped c=1' --figure=difference    # of some
 
-Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv already holds is
-skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives X.md, which has
+Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv holds is
+skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives X.md, with
 every encoding and length, and X.png. Its last line is one JSON object.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -26,8 +25,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from importlib.util import find_spec
+from types import SimpleNamespace
 
-from configurator import ROOT, configure, usage # before torch: it makes Ctrl-C one line
+from configurator import ROOT, configure, typed, usage # before torch: it makes Ctrl-C one line
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from runs import check_results, read_rows
 from tasks import METRICS, TASKS
 
 # -----------------------------------------------------------------------------
-pos = '' # encodings to run: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.5; of a report those to show, '' is all
+pos = '' # to run: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.5; of a report those to show, '' is all
 seeds: tuple[int, ...] = (0, 1, 2)
 jobs = 1 # runs at the same time; give each its threads with OMP_NUM_THREADS
 learning_rate: tuple[float, ...] = () # several: each encoding takes the best by validation loss on tune_seeds
@@ -46,10 +47,9 @@ results = '' # csv; '' is results.csv in out_dir
 report = '' # only report on this csv
 baseline = 'rope' # what every encoding is compared with, seed by seed
 plot = True # draw the figure
-figure = 'value' # 'difference' to the baseline; or a column (attn_temperature): the difference at the far end, by that
+figure = 'value' # or 'difference' to the baseline; or a column (attn_temperature): far difference against that
 title = '' # of table and figure; '' says what is compared
 # -----------------------------------------------------------------------------
-
 OWN = 'pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot figure title h help'.split()
 
 # -----------------------------------------------------------------------------
@@ -58,39 +58,37 @@ OWN = 'pos seeds jobs learning_rate tune_seeds out_dir results report baseline p
 children, caught = set(), []
 
 def on_signal(number, frame=None):
-    """Ctrl-C, SIGTERM or a closed terminal: every train.py gets it too, and saves. A second one ends them at once."""
+    """Ctrl-C, SIGTERM, a closed terminal: every train.py gets it too, and saves. A second one ends them at once."""
     caught.append(number)
     for child in list(children):
         child.send_signal(number)
 
-def stop():
-    with suppress(OSError): # the terminal may be gone
-        print(f"ablate.py: stopped by {signal.Signals(caught[0]).name}; the same command goes on where it was", file=sys.stderr)
-    sys.exit(128 + caught[0])
-
 def label_of(spec, rate=None):
-    """'damped:pos_c=.1' -> 'damped c=0.1', the name of its rows in every table; a tuned learning rate belongs to it."""
-    words = spec.split(':') + ([] if rate is None else [f'learning_rate={rate}'])
+    """'damped:pos_c=.1' -> 'damped c=0.1': the name of its rows. A rate that was tuned belongs to it."""
+    words = spec.split(':')
+    if rate is not None:
+        words.append(f'learning_rate={rate}')
     for n, word in enumerate(words):
         key, equals, value = word.partition('=')
         with suppress(ValueError):
-            value = f'{float(value):.9g}'
+            value = f'{float(value):g}'
         words[n] = key.removeprefix('pos_') + equals + value
     return ' '.join(words)
 
 def train(spec, seed, rate, csv, how):
-    """One train.py in a folder of its own, resumed if it was cut off: (the last line of its output, what went wrong)."""
+    """One train.py in a folder of its own, resumed if it was cut off: (its last line, '') or ('', what is wrong)."""
     label = label_of(spec, rate)
     folder = os.path.join(out_dir, re.sub(r'[^\w.+=-]', '_', f'{label}_s{seed}'))
     name, *settings = spec.split(':')
-    settings += [] if rate is None else [f'learning_rate={rate}']
+    if rate is not None:
+        settings.append(f'learning_rate={rate}')
     settings += [f'label={label}', f'seed={seed}', f'out_dir={folder}', f'results={csv}', 'json=True', how]
     if how == 'skip_done=True' and os.path.exists(os.path.join(folder, 'ckpt.pt')):
         settings.append('init_from=resume')
     command = [os.path.join(ROOT, 'train.py'), *files, *theirs, f'--pos={name}', *(f'--{s}' for s in settings)]
 
-    # in a session of its own: a Ctrl-C of the terminal reaches it once, through on_signal. Where this process is killed,
-    # the pipe closes: it saves and ends at the next line that it prints
+    # in a session of its own: a Ctrl-C of the terminal reaches it once, through on_signal. Where this process is
+    # killed, the pipe closes: it saves and ends at the next line that it prints
     if caught:
         return '', 'stopped'
     with subprocess.Popen([sys.executable, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -102,30 +100,9 @@ def train(spec, seed, rate, csv, how):
         out, err = child.communicate()
         children.discard(child)
     if child.returncode:
-        return '', f"{(err.strip().splitlines() or ['no word'])[-1]}\n  status {child.returncode} of {shlex.join(command)}"
-    return out.strip().splitlines()[-1], ''
-
-def run_grid(grid, csv, how='skip_done=True'):
-    """[(spec, seed, rate)] -> the validation loss of each, `jobs` at a time, with progress and ETA over the whole grid."""
-    start, losses, failed = time.monotonic(), [], []
-    with ThreadPoolExecutor(jobs) as pool:
-        for n, (last, error) in enumerate(pool.map(lambda run: train(*run, csv, how), grid), 1):
-            failed += [error] if error else []
-            losses.append(math.nan if error else float(json.loads(last)['val_loss']))
-            left = timedelta(seconds=round((time.monotonic() - start) / n * (len(grid) - n)))
-            spec, seed, rate = grid[n - 1]
-            try:
-                print(f"[{n}/{len(grid)}] {label_of(spec, rate)} seed={seed}: "
-                      f"{'FAILED' if error else f'val loss {losses[-1]:.4f}'}, ETA {left}", flush=True)
-            except OSError: # nobody reads this any more
-                on_signal(signal.SIGTERM)
-            if caught:
-                break
-    if caught:
-        stop()
-    if failed:
-        fail(f"{len(failed)} of {len(grid)} runs failed, the rest is in {csv}; the first: {failed[0]}")
-    return losses
+        last = (err.strip().splitlines() or ['no word'])[-1]
+        return '', f"{last}\n  status {child.returncode} of {shlex.join(command)}"
+    return out.strip().rpartition('\n')[2], ''
 
 def check(specs):
     """train.py as far as its model, once per encoding: what it would refuse is said before anything runs."""
@@ -134,23 +111,50 @@ def check(specs):
             if error and not caught:
                 usage(error.splitlines()[0])
 
+def run_grid(grid, csv):
+    """[(spec, seed, rate)] -> the validation loss of each, `jobs` at a time, with progress and the time left."""
+    start, losses, failed = time.monotonic(), [], []
+    with ThreadPoolExecutor(jobs) as pool:
+        for last, error in pool.map(lambda run: train(*run, csv, 'skip_done=True'), grid):
+            if caught:
+                break
+            spec, seed, rate = grid[len(losses)]
+            losses.append(math.nan if error else json.loads(last)['val_loss'])
+            if error:
+                failed.append(error)
+            left = (time.monotonic() - start) / len(losses) * (len(grid) - len(losses))
+            value = 'FAILED' if error else f'val loss {losses[-1]:.4f}'
+            try:
+                print(f"[{len(losses)}/{len(grid)}] {label_of(spec, rate)} seed={seed}: {value}, "
+                      f"ETA {timedelta(seconds=round(left))}", flush=True)
+            except OSError: # nobody reads this any more
+                on_signal(signal.SIGTERM)
+    if caught:
+        with suppress(OSError):
+            print(f"ablate.py: stopped by {signal.Signals(caught[0]).name}; the same command goes on where it was",
+                  file=sys.stderr, flush=True)
+        sys.exit(128 + caught[0])
+    if failed:
+        fail(f"{len(failed)} of {len(grid)} runs failed, the rest is in {csv}; the first: {failed[0]}")
+    return losses
+
 def tuned(specs):
-    """{spec: its learning rate with the best mean validation loss over tune_seeds}. These rows have a csv of their own."""
+    """{spec: its rate of the best mean validation loss over tune_seeds}. These rows have a csv of their own."""
     grid = [(spec, seed, rate) for spec in specs for rate in learning_rate for seed in tune_seeds]
-    losses = np.reshape(run_grid(grid, results.removesuffix('.csv') + '_tune.csv'), (len(specs), len(learning_rate), -1))
+    losses = run_grid(grid, results.removesuffix('.csv') + '_tune.csv')
     best = {}
-    for spec, mean in zip(specs, losses.mean(axis=2)):
+    for spec, mean in zip(specs, np.reshape(losses, (len(specs), len(learning_rate), -1)).mean(axis=2)):
         best[spec] = learning_rate[mean.argmin()]
         tried = ', '.join(f'{rate:g} ({loss:.4f})' for rate, loss in zip(learning_rate, mean))
         print(f"{spec}: learning rate {best[spec]:g} of {tried}")
     return best
 
 # -----------------------------------------------------------------------------
-# statistics. The unit is a training seed: its test rows are new, and the same for every encoding, so that the paired
-# interval over seeds covers the error of the rows
+# statistics. The unit is a training seed: its test rows are new, and the same for every encoding, so that the
+# paired interval over seeds covers the error of the rows
 
 def t_interval(samples):
-    """Of each sample the mean, the half width of its 95% t interval, and p of a mean of 0; nan for one value alone."""
+    """Of each sample: mean, half width of the 95% t interval, p of a mean of 0; nan where there is one value."""
     from scipy import stats
     n = np.array([len(x) for x in samples])
     mean = np.array([np.mean(x) for x in samples])
@@ -167,7 +171,7 @@ def adjust(p):
     return adjusted
 
 def verdict(mean, half, p, n, metric):
-    """better or worse (by the adjusted p), level (within the metric's margin) or undecided; no word below three seeds."""
+    """better or worse (adjusted p < .05), level (within the margin) or undecided; no word below three seeds."""
     _, sign, margin = METRICS[metric][:3]
     if n < 3:
         return f'n={n}'
@@ -180,58 +184,58 @@ def verdict(mean, half, p, n, metric):
 
 # settings that are no encoding's. Rows that differ in one of them are in panels of their own
 RUN = '''
-    dataset note metric n_layer n_head n_embd attn_temperature block_size batch_size max_iters learning_rate weight_decay
-    dtype data_checksum run_hash
+    dataset note metric n_layer n_head n_embd attn_temperature block_size batch_size max_iters weight_decay
+    dtype data_checksum run_hash learning_rate
 '''.split()
-RATE = RUN.index('learning_rate')
 
 def names(columns, settings):
     """{setting: 'n_layer=2 weight_decay=0.1'}: the columns that tell it from the others, if those before do not."""
     told, parts = {setting: () for setting in settings}, 1
     for n, column in enumerate(columns):
         key = column.removeprefix('pos_').removesuffix('_hash')
-        finer = {s: (*words, f"{key}={s[n]!r}" if ' ' in s[n] else f"{key}={s[n]}") for s, words in told.items()}
+        finer = {s: (*told[s], f"{key}={s[n]!r}" if ' ' in s[n] else f"{key}={s[n]}") for s in told}
         if len(set(finer.values())) > parts:
             told, parts = finer, len(set(finer.values()))
     return {s: ' '.join(word for word in words if not word.endswith('=')) for s, words in told.items()}
 
 def read(path):
     """
-    A csv as {panel: {encoding: group}}. A group has the rows of one setting: seeds={seed: {T: value}}, its last row, and
-    that one's lengths={T: [value, lo, hi, n]}. Rows that differ in any setting or hash are never in one group.
+    A csv as {panel: {encoding: group}}. A group has the rows of one setting, never of two that differ in a column or
+    hash: seeds {seed: {T: value}}; of the last row all columns, L, and lengths {T: (value, lo, hi, n)}.
     """
     groups = {}
     for row in read_rows(path):
         try:
-            seed, lengths = int(row['seed']), {int(T): v for T, v in json.loads(row['metrics']).items()}
-            sound = all(len(v) == 4 and all(map(math.isfinite, v)) for v in lengths.values())
-            sound = sound and min(*lengths, int(row['block_size'])) > 0 and row['metric'] in METRICS
+            seed, L = int(row['seed']), int(row['block_size'])
+            lengths = {int(T): (value, lo, hi, n) for T, (value, lo, hi, n) in json.loads(row['metrics']).items()}
+            sound = lengths and min(L, *lengths) > 0 and np.isfinite([*lengths.values()]).all()
         except (ValueError, TypeError):
             sound = False
-        if not sound:
+        if not sound or row['metric'] not in METRICS:
             fail(f"{path}: the row of label={row['label']!r} seed={row['seed']!r} is damaged; take it out")
-        columns = [k for k in row if k.startswith('pos') and k != 'pos_params'] + ['config_hash']
-        run, own = (tuple(row[k].removesuffix('.0') for k in keys) for keys in (RUN, columns))
-        if ' learning_rate=' in row['label']: # tuned for this encoding
-            run = (*run[:RATE], '', *run[RATE + 1:])
-        group = groups.setdefault((run, row['label'], own), {'seeds': {}})
-        group['seeds'][seed] = {T: v[0] for T, v in lengths.items()} # the last row of a seed counts
-        group |= {'row': row, 'lengths': lengths}
+        own = ['learning_rate', *(k for k in row if k.startswith('pos') and k != 'pos_params'), 'config_hash']
+        run, setting = (tuple(row[k].removesuffix('.0') for k in columns) for columns in (RUN[:-1], own))
+        group = groups.setdefault((row['label'], run, setting), SimpleNamespace(seeds={}))
+        group.seeds[seed] = {T: v[0] for T, v in lengths.items()} # the last row of a seed counts
+        group.row, group.L, group.lengths = row, L, lengths
     if not groups:
         fail(f"{path}: no such file, or no rows of train.py in it; ablate.py without --report makes one")
 
-    # where all others share one rate, those that were tuned are compared with them
-    panels, one_rate = {}, len({run[RATE] for run, _, _ in groups} - {''}) < 2
-    for (run, label, own), group in groups.items():
-        run = (*run[:RATE], '' if one_rate else run[RATE], *run[RATE + 1:])
-        panels.setdefault(run, {}).setdefault(label, {})[own] = group
-    panel_of, named = names(RUN, panels), {}
-    for run, labels in panels.items():
-        encodings = named[panel_of[run]] = {}
-        for label, variants in labels.items():
-            for own, name in names(columns, variants).items():
+    # a rate that was tuned is the encoding's, another one the panel's
+    panels, tuned = {}, any(' learning_rate=' in label for label, _, _ in groups)
+    for (label, run, setting), group in groups.items():
+        run = (*run, '' if tuned else setting[0])
+        panels.setdefault(run, {}).setdefault(label, {})[setting] = group
+
+    # names for people; rows of one label that differ are told apart
+    named = {}
+    for run, panel in names(RUN, panels).items():
+        named[panel] = {}
+        for label, settings in panels[run].items():
+            for setting, name in names(own, settings).items():
                 name = f'{label} {name}'.strip()
-                encodings[name if name not in encodings else f'{name} config={own[-1]}'] = variants[own]
+                name += f' {setting[-1]}' if name in named[panel] else ''
+                named[panel][name] = settings[setting]
     return named
 
 def base_of(encodings):
@@ -241,35 +245,39 @@ def base_of(encodings):
 
 def compare(panels):
     """
-    Gives every group cells={T: {n, mean, half, difference}}: what is known at a length, and the difference to the baseline
-    over the seeds that both have; p is adjusted for all of the csv. The best come first. Returns how many were compared.
+    Gives every group cells {T: {n, mean, half, difference}}: the metric at a length, and the difference to the
+    baseline over the seeds that both have, its p adjusted for all of the csv. Returns how many were compared.
     """
-    cells, pairs = [], []
+    cells, tests = [], []
     for encodings in panels.values():
         base = encodings.get(base_of(encodings))
         for group in encodings.values():
-            group['cells'] = {T: {} for T in sorted({T for values in group['seeds'].values() for T in values})}
-            for T, cell in group['cells'].items():
-                at = {seed: values[T] for seed, values in group['seeds'].items() if T in values}
-                cells.append((cell, [*at.values()]))
-                if base and group is not base:
-                    both = [seed for seed in at if T in base['seeds'].get(seed, {})]
-                    d = [at[seed] - base['seeds'][seed][T] for seed in both]
-                    pairs += [(cell, d, group['row']['metric'])] if d else []
+            group.cells = {T: {} for T in sorted({T for values in group.seeds.values() for T in values})}
+            for T, cell in group.cells.items():
+                at = {seed: values[T] for seed, values in group.seeds.items() if T in values}
+                cells.append((cell, list(at.values())))
+                both = [s for s in at if base and T in base.seeds.get(s, {})]
+                if both and group is not base:
+                    tests.append((cell, [at[s] - base.seeds[s][T] for s in both], group.row['metric']))
+
     for (cell, x), mean, half, _ in zip(cells, *t_interval([x for _, x in cells])):
         cell |= dict(n=len(x), mean=mean, half=half)
-    mean, half, p = t_interval([d for _, d, _ in pairs])
-    adjusted, known = p.copy(), ~np.isnan(p)
+    mean, half, p = t_interval([x for _, x, _ in tests])
+    known = ~np.isnan(p) # one seed alone is no test
+    adjusted = p.copy()
     adjusted[known] = adjust(p[known])
-    for (cell, d, metric), *values in zip(pairs, mean, half, p, adjusted):
-        cell['difference'] = dict(zip(('mean', 'half', 'p', 'adjusted_p'), values), n=len(d))
-        cell['difference']['verdict'] = verdict(values[0], values[1], values[3], len(d), metric)
-
-    for panel, encodings in panels.items():
-        far = max(T for group in encodings.values() for T in group['cells'])
-        best = [(-METRICS[g['row']['metric']][1] * g['cells'].get(far, {}).get('mean', math.nan), name) for name, g in encodings.items()]
-        panels[panel] = {name: encodings[name] for _, name in sorted(best, key=lambda b: (math.isnan(b[0]), b))}
+    for (cell, x, metric), m, h, p, q in zip(tests, mean, half, p, adjusted):
+        word = verdict(m, h, q, len(x), metric)
+        cell['difference'] = dict(n=len(x), mean=m, half=h, p=p, adjusted_p=q, verdict=word)
     return int(known.sum())
+
+def best_first(encodings):
+    """By the metric at the longest context; who was not measured there comes last."""
+    far = max(T for group in encodings.values() for T in group.cells)
+    def rank(name):
+        group, sign = encodings[name], METRICS[encodings[name].row['metric']][1]
+        return far not in group.cells, -sign * group.cells.get(far, {'mean': 0})['mean']
+    return {name: encodings[name] for name in sorted(encodings, key=rank)}
 
 # -----------------------------------------------------------------------------
 # report: tables
@@ -278,85 +286,69 @@ def plus_minus(x, sign=''):
     """0.982 ±0.009, of a cell or of its difference."""
     return f"{x['mean']:{sign}.3f}" + (f" ±{x['half']:.3f}" if x['n'] > 1 else '')
 
-def compared(cell):
-    """[difference, p, adjusted p, verdict] in words."""
-    if 'difference' not in cell:
-        return ['n/a'] * 4
-    d = cell['difference']
-    p, adjusted = ('n/a' if math.isnan(p) else '<.001' if p < .001 else f'{p:.3f}' for p in (d['p'], d['adjusted_p']))
-    return [plus_minus(d, '+'), p, adjusted, d['verdict']]
-
-def print_table(encodings, base, far):
-    """The longest context alone, in 100 columns; a long name has a line of its own."""
-    L = int(next(iter(encodings.values()))['row']['block_size'])
-    print(f"{'encoding':36}  {'n':>3}  {f'{far / L:g}L':>12}  {'difference':>13}  {'p':>5}  {'adj.':>5}  verdict")
+def table(encodings, lengths):
+    """Lists of cells, a line for every encoding and length; n/a is what was not measured or not compared."""
+    lines = [['encoding', 'length', 'n', 'mean', 'difference', 'p', 'adj. p', 'verdict']]
     for name, group in encodings.items():
-        cell = group['cells'].get(far)
-        value = plus_minus(cell) if cell else 'n/a'
-        difference, p, adjusted, word = compared(cell or {}) if name != base else ('', '', '', 'baseline')
-        name = name if len(name) <= 36 else textwrap.fill(name, 100) + '\n' + ' ' * 36
-        print(f"{name:36}  {len(group['seeds']):3}  {value:>12}  {difference:>13}  {p:>5}  {adjusted:>5}  {word}")
+        for T in lengths:
+            cell = group.cells.get(T)
+            words = ['n/a', '', '', '', '']
+            if cell:
+                words[0] = plus_minus(cell)
+            if cell and 'difference' in cell:
+                d = cell['difference']
+                p = ['n/a' if math.isnan(d[k]) else '<.001' if d[k] < .001 else f'{d[k]:.3f}' for k in ('p', 'adjusted_p')]
+                words[1:] = plus_minus(d, '+'), *p, d['verdict']
+            elif name == base_of(encodings):
+                words[4] = 'baseline'
+            lines.append([name, f'{T / group.L:g}L', str(len(group.seeds)), *words])
+    return lines
+
+def as_text(lines):
+    """In 100 columns; a long name has a line of its own."""
+    width = [34, *(max(len(line[c]) for line in lines) for c in range(1, len(lines[0])))]
+    for name, *cells in lines:
+        if len(name) > 34:
+            print(textwrap.fill(name, 100))
+        print((name if len(name) <= 34 else '').ljust(34), *(c.rjust(w) for c, w in zip(cells, width[1:])), sep='  ')
 
 def markdown(text):
     return re.sub(r'([\\|*<>`$\[\]])', r'\\\1', ' '.join(text.split()))
 
-def markdown_table(encodings):
-    """Every length: the metric, below it the difference to the baseline, its verdict and both p."""
-    L = int(next(iter(encodings.values()))['row']['block_size'])
-    lengths = sorted({T for group in encodings.values() for T in group['cells']})
-    lines = [['encoding', 'parameters', 'n', *(f'{T / L:g}L' for T in lengths)], ['---'] * (3 + len(lengths))]
-    for name, group in encodings.items():
-        line = [markdown(name), f"{int(group['row']['params']):,}", str(len(group['seeds']))]
-        for T in lengths:
-            cell = group['cells'].get(T)
-            line.append(plus_minus(cell) if cell else 'n/a')
-            if cell and cell['n'] == 1:
-                line[-1] += ' ({:.3f} to {:.3f})'.format(*group['lengths'][T][1:3])
-            if cell and 'difference' in cell:
-                difference, p, adjusted, word = compared(cell)
-                line[-1] += markdown(f'{difference} {word} ({p}, {adjusted})').join(['<br>', ''])
-        lines.append(line)
-    return [f"| {' | '.join(line)} |" for line in lines]
+def as_markdown(lines):
+    lines = [lines[0], ['---'] * len(lines[0]), *lines[1:]]
+    return [f"| {' | '.join(map(markdown, line))} |" for line in lines]
 
 def caption(path, panels, count):
     """What the numbers are."""
-    groups = [group for encodings in panels.values() for group in encodings.values()]
-    metrics = sorted({group['row']['metric'] for group in groups})
-    scored = sorted({v[3] for group in groups for v in group['lengths'].values()})
-    words = [f"{' and '.join(METRICS[m][0] for m in metrics)}: mean over n seeds ± 95% t interval (one seed: interval of "
-             f"its {' or '.join(f'{n:,}' for n in scored)} rows or windows).",
-             f"difference: to {baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
-             f"comparisons of {os.path.basename(path)}.",
-             "better, worse: adjusted p < .05; level: the interval lies within "
-             f"{' and '.join(f'±{METRICS[m][2]:g}' for m in metrics)}; else undecided; no verdict below n = 3."]
-    files = sorted({f"{g['row']['dataset']} ({g['row']['data_checksum']})" for g in groups if g['row']['data_checksum']})
-    return words + [f"The data are a file, {' and '.join(files)}: every interval is conditional on it."] * bool(files)
+    rows = [group.row for encodings in panels.values() for group in encodings.values()]
+    metrics = [METRICS[m] for m in sorted({row['metric'] for row in rows})]
+    yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to {baseline}, "
+           f"paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} comparisons of "
+           f"{os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval lies within "
+           f"{' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no verdict below n = 3.")
+    for data in sorted({f"{row['dataset']} ({row['data_checksum']})" for row in rows if row['data_checksum']}):
+        yield f"Data from a file, {data}: every interval is conditional on it."
 
 # -----------------------------------------------------------------------------
 # report: figures
 
-def draw(path, curves, heading, xlabel, ylabel, level=None, word='', top=math.inf):
-    """{name: [(x, {mean, half, n})]} as lines with their names at the end; a band is a 95% interval of three seeds or more."""
+def draw(path, curves, heading, xlabel, ylabel, level, word, top):
+    """{name: [(x, cell)]} as lines with the name at the end. A band is a 95% interval, of three seeds or more."""
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
-    names, ends = list(curves), []
+    seen = [cell['mean'] for points in curves.values() for _, cell in points] + [level] * (level is not None)
+    room = .06 * (max(seen) - min(seen)) + 1e-3
+    low, high = min(seen) - room, min(max(seen) + room, top) # bands may leave them
+    ends, drawn = [], []
     for name, points in curves.items():
         kind = name.split()[0]
         color = COLORS.get(kind, COLORS.get(kind.partition('+')[0], '#444444'))
-        variant = [n for n in names if n.split()[0] == kind].index(name)
-        x, mean, half = np.array([(x, y['mean'], y['half'] if y['n'] > 2 else np.nan) for x, y in sorted(points, key=lambda p: p[0])]).T
-        ax.plot(x, mean, color=color, ls=['-', '--', ':', '-.'][variant % 4], marker='o', ms=4, clip_on=False)
-        ax.fill_between(x, mean - half, np.minimum(mean + half, top), color=color, alpha=.1, lw=0)
+        x, mean, half = np.array([(x, c['mean'], c['half'] if c['n'] > 2 else np.nan) for x, c in points]).T
+        ax.plot(x, mean, color=color, ls=['-', '--', ':', '-.'][drawn.count(kind) % 4], marker='o', ms=4, clip_on=False)
+        ax.fill_between(x, mean - half, mean + half, color=color, alpha=.1, lw=0)
         ends.append((mean[-1], name, color))
-
-    # what is measured decides the limits, bands may leave them
-    seen = [y['mean'] for points in curves.values() for _, y in points] + ([] if level is None else [level])
-    room = .06 * (max(seen) - min(seen)) + 1e-3
-    low, high = min(seen) - room, min(max(seen) + room, top)
-    ticks = sorted({x for points in curves.values() for x, _ in points})
-    ax.set(xlabel=xlabel, ylabel=ylabel, xscale='log', ylim=(low, high))
-    ax.set_xticks(ticks, [f'{x:g}' for x in ticks])
-    ax.minorticks_off()
+        drawn.append(kind)
     if level is not None:
         ax.axhline(level, color='#888888', lw=1, ls='--')
         ax.annotate(word, (.01, level), xycoords=('axes fraction', 'data'), va='bottom', color='#666666', fontsize=8)
@@ -366,136 +358,137 @@ def draw(path, curves, heading, xlabel, ylabel, level=None, word='', top=math.in
     for end, name, color in sorted(ends):
         height = max(height + .055, (end - low) / (high - low))
         ax.annotate(name.replace('$', r'\$'), (1.02, height), xycoords='axes fraction', va='center', color=color, fontsize=9)
+    ticks = sorted({x for points in curves.values() for x, _ in points})
+    ax.set(xlabel=xlabel, ylabel=ylabel, xscale='log', ylim=(low, high))
+    ax.set_xticks(ticks, [f'{x:g}' for x in ticks])
+    ax.minorticks_off()
     ax.set_title(heading.replace('$', r'\$'), fontsize=10, loc='left')
     ax.spines[['top', 'right']].set_visible(False)
     save_figure(fig, path)
     plt.close(fig)
-    return os.path.basename(path)
 
 def figures(path, panels, chosen):
-    """A figure per panel, or one over all of them, of at most seven: those asked for, or the baseline and the best."""
-    drawn, stem, over = [], path.removesuffix('.csv'), {}
+    """A figure per panel, or one over all of them: those asked for, else the baseline and the best of each kind."""
+    stem, pictures = path.removesuffix('.csv'), {}
     for panel, encodings in panels.items():
         base = base_of(encodings)
-        shown = [name for name in encodings if name in chosen] or [base] * bool(base) + [name for name in encodings if name != base]
-        row = encodings[shown[0]]['row']
-        label, sign, _ = METRICS[row['metric']][:3]
-        better = f"{'higher' if sign > 0 else 'lower'} is better"
-        curves = {}
-        for name in shown[:7]:
-            cells = encodings[name]['cells']
-            if figure in RUN and 'difference' in cells[max(cells)]:
-                over.setdefault(name, []).append((float(row[figure]), cells[max(cells)]['difference']))
-            curves[name] = [(T / int(row['block_size']), cell if figure == 'value' else cell['difference'])
-                            for T, cell in cells.items() if figure == 'value' or 'difference' in cell]
-        curves = {name: points for name, points in curves.items() if points}
-        seeds = sorted({len(encodings[name]['seeds']) for name in shown[:7]})
-        where = f"{panel or row['note']}; {'-'.join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} seeds"
-        if figure in RUN or not curves:
+        best = {name.split()[0]: name for name in reversed(encodings)}
+        shown = [name for name in encodings if name in (chosen or [base, *best.values()])]
+        file = '_'.join([stem] + ([] if figure in RUN else re.findall(r'[\w.+-]+', panel))) + '.png'
+        for name in sorted(shown, key=lambda name: name != base)[:7]:
+            group = encodings[name]
+            points = [(T / group.L, cell) for T, cell in group.cells.items()]
+            if figure in RUN: # one for each panel, at the longest context
+                points = [(float(group.row[figure]), cell) for _, cell in points[-1:]]
+            if figure != 'value':
+                points = [(x, cell['difference']) for x, cell in points if 'difference' in cell]
+            picture = pictures.setdefault(file, SimpleNamespace(row=group.row, base=base, panel=panel, curves={}))
+            if points:
+                picture.curves[name] = sorted(picture.curves.get(name, []) + points, key=lambda point: point[0])
+
+    for file, picture in pictures.items():
+        label, sign, *_ = METRICS[picture.row['metric']]
+        cells = [cell for points in picture.curves.values() for _, cell in points]
+        if not cells:
             continue
-        file = '_'.join([stem, *re.findall(r'[\w.+-]+', panel)]) + '.png'
-        xlabel = 'context length in training lengths (1: as trained)'
-        if figure == 'difference':
-            heading = title or f"{label}: difference to {base}"
-            drawn.append(draw(file, curves, f"{heading}\n{where}", xlabel, f"{label} - {base} ({better})", 0, base))
-        else:
-            heading = title or f"{label} by context length: {len(curves)} of {len(encodings)} encodings"
-            top = 1 if sign > 0 and max(y['mean'] for points in curves.values() for _, y in points) <= 1 else math.inf
-            drawn.append(draw(file, curves, f"{heading}\n{where}", xlabel, f"{label} ({better})",
-                              getattr(TASKS.get(row['dataset']), 'chance', None), 'chance', top))
-    if over:
-        drawn.append(draw(f'{stem}.png', over, f"{title or f'{label}: difference to {baseline} at the longest context'}",
-                          figure, f'{label} - {baseline} ({better})', 0, baseline))
-    return drawn
+        level, word = getattr(TASKS.get(picture.row['dataset']), 'chance', None), 'chance'
+        xlabel, where = 'context length / training length', picture.panel or picture.row['note']
+        if figure != 'value':
+            level, word, label = 0, picture.base, f'{label} minus that of {picture.base}'
+        if figure in RUN:
+            xlabel, where = figure, 'at the longest context'
+        few, many = min(cell['n'] for cell in cells), max(cell['n'] for cell in cells)
+        heading = f"{title or f'{label} by {xlabel}'}\n{where}; {few if few == many else f'{few} to {many}'} seeds"
+        share = figure == 'value' and sign > 0 and max(cell['mean'] for cell in cells) <= 1
+        ylabel = f"{label} ({'higher' if sign > 0 else 'lower'} is better)"
+        draw(file, picture.curves, heading, xlabel, ylabel, level, word, 1 if share else math.inf)
+    return [os.path.basename(file) for file in pictures if pictures[file].curves]
 
 # -----------------------------------------------------------------------------
-
-def rounded(x):
-    """For JSON: six digits, null for what is not known."""
-    if isinstance(x, dict):
-        return {k: rounded(v) for k, v in x.items()}
-    if isinstance(x, float):
-        return None if math.isnan(x) else float(f'{x:.6g}')
-    return x
 
 def report_on(path, chosen=()):
     panels = read(path)
     count, known = compare(panels), sorted({name for encodings in panels.values() for name in encodings})
-    nowhere = not any(map(base_of, panels.values()))
-    for flag, name in [('pos', name) for name in chosen] + [('baseline', baseline)] * (nowhere and baseline != 'rope'):
-        if report and name not in known: # after runs it is a note
+    panels = {panel: best_first(encodings) for panel, encodings in panels.items()}
+    asked = [('pos', name) for name in chosen]
+    if 'baseline' in typed() and not any(map(base_of, panels.values())):
+        asked.append(('baseline', baseline))
+    for flag, name in asked if report else []: # after runs whatever they gave is shown
+        if name not in known:
             usage(f"--{flag}={name}: not in {path}, which has {', '.join(known)}")
 
-    # X.md has everything
+    # X.md has everything, the terminal what was asked for
     stem = path.removesuffix('.csv')
-    text = [f"# {markdown(title or os.path.basename(path))}", '', f"    {shlex.join(['python', 'ablate.py', *sys.argv[1:]])}", '']
+    page = [f"# {markdown(title or os.path.basename(path))}", '', '    ' + shlex.join(['python', 'ablate.py', *sys.argv[1:]])]
     for panel, encodings in panels.items():
-        text += [f'## {markdown(panel)}', ''] * bool(panel) + markdown_table(encodings) + ['']
-    text += map(markdown, caption(path, panels, count))
-    try:
-        with open(f'{stem}.md', 'w', encoding='utf-8') as f:
-            f.write('\n'.join(text) + '\n')
-    except OSError as e:
-        fail(f"{stem}.md cannot be written ({e.strerror})")
-    drawn = figures(path, panels, chosen) if plot and importlib.util.find_spec('matplotlib') else []
-
-    # the terminal what was asked for
-    for panel, encodings in panels.items():
+        lengths = sorted({T for group in encodings.values() for T in group.cells})
+        page += ['', f'## {markdown(panel)}'] if panel else []
+        page += ['', *as_markdown(table(encodings, lengths))]
         shown = {name: group for name, group in encodings.items() if not chosen or name in chosen}
         if shown:
             print(f'\n{panel}' if panel else '')
-            print_table(shown, base_of(encodings), max(T for group in encodings.values() for T in group['cells']))
+            as_text(table(shown, lengths[-1:]))
         if not base_of(encodings):
-            print(f"note: no rows of the baseline {baseline!r} here, so nothing is compared; "
-                  f"--baseline= may be one of {', '.join(encodings)}")
-    for line in ['', *caption(path, panels, count), f"written: {', '.join([f'{stem}.md', *drawn])}"]:
-        print(textwrap.fill(line, 98))
-    summary = {panel: {name: {'seeds': sorted(group['seeds'])} | group['cells'] for name, group in encodings.items()}
+            print(f"note: no rows of the baseline {baseline!r} here; --baseline= may be one of {', '.join(encodings)}")
+    for line in caption(path, panels, count):
+        page += ['', markdown(line)]
+        print('\n' + textwrap.fill(line, 98))
+    try:
+        with open(f'{stem}.md', 'w', encoding='utf-8') as f:
+            f.write('\n'.join(page) + '\n')
+    except OSError as e:
+        fail(f"{stem}.md cannot be written ({e.strerror})")
+    drawn = figures(path, panels, chosen) if plot and find_spec('matplotlib') else []
+    print('written:', ', '.join([os.path.basename(f'{stem}.md'), *drawn]))
+
+    # one JSON object: six digits, null for what is not known
+    summary = {panel: {name: {'seeds': sorted(group.seeds)} | group.cells for name, group in encodings.items()}
                for panel, encodings in panels.items()}
-    print(json.dumps(rounded({'report': os.path.basename(path), 'baseline': baseline, 'comparisons': count, 'panels': summary})))
+    text = json.dumps({'report': os.path.basename(path), 'baseline': baseline, 'comparisons': count, 'panels': summary})
+    print(json.dumps(json.loads(text, parse_float=lambda x: float(f'{float(x):.6g}'), parse_constant=lambda _: None)))
 
 # -----------------------------------------------------------------------------
 
 if __name__ == '__main__': # the tests import the functions above
     files = [a for a in sys.argv[1:] if not a.startswith('-')]
-    theirs = [a for a in sys.argv[1:] if a.startswith('-') and a.lstrip('-').partition('=')[0] not in OWN]
+    mine = [a for a in sys.argv[1:] if a.startswith('-') and a.lstrip('-').partition('=')[0] in OWN]
+    theirs = [a for a in sys.argv[1:] if a not in files + mine]
     configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir',
-                          f"x in {['value', 'difference', *RUN]}": 'figure'},
-              argv=[a for a in sys.argv[1:] if a not in files + theirs])
+                          f"x in {['value', 'difference', *RUN]}": 'figure'}, argv=mine)
     specs = [spec.strip() for spec in pos.split(',') if spec.strip()]
     if report:
         if files or theirs:
-            usage(f"{(files + theirs)[0]}: --report takes no config file and none of train.py's settings; it reads {report}")
+            usage(f"{(files + theirs)[0]}: --report reads {report} alone, no config file and no setting of train.py")
         report_on(os.path.join(report, 'results.csv') if os.path.isdir(report) else report, specs)
         sys.exit()
 
     # what can be refused without train.py
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
-    for flag in theirs:
-        if flag.partition('=')[0] in ('--seed', '--label', '--json', '--init_from', '--skip_done', '--dry_run'):
-            usage(f"{flag}: a grid sets that for each run" + ('; it has --seeds=0,1,2' if flag.startswith('--seed=') else ''))
-    labels = [label_of(spec) for spec in specs]
-    for name, values in (('pos', labels), ('seeds', seeds), ('tune_seeds', tune_seeds), ('learning_rate', learning_rate)):
+    if taken := [k for k in typed() if k in 'seed label json init_from skip_done dry_run'.split()]:
+        usage(f"--{taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
+    labels = tuple(label_of(spec) for spec in specs)
+    for name, values in dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate).items():
         if len(set(values)) < len(values):
             usage(f"--{name}: {max(values, key=values.count)} stands there twice")
     if len(learning_rate) > 1:
-        if own_rate := [spec for spec in specs if ':learning_rate=' in spec]:
-            usage(f"--pos={own_rate[0]}: has a learning rate of its own, and --learning_rate= would tune it")
+        if rated := [spec for spec in specs if ':learning_rate=' in spec]:
+            usage(f"--pos={rated[0]}: has a learning rate of its own, and --learning_rate= would tune it")
         if both := sorted({*seeds} & {*tune_seeds}):
             usage(f"--tune_seeds: {both[0]} is among --seeds, but a rate chosen on a seed flatters it; give others")
+    else:
+        theirs += [f'--learning_rate={rate}' for rate in learning_rate]
 
     # the runs, seed by seed: a table early on
     results = results or os.path.join(out_dir, 'results.csv')
-    theirs += [f'--learning_rate={rate}' for rate in learning_rate if len(learning_rate) == 1]
-    signals = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
-    usual = {number: signal.getsignal(number) for number in signals if signal.getsignal(number) != signal.SIG_IGN}
-    for number in usual: # nohup ignores SIGHUP
-        signal.signal(number, on_signal)
     check_results(results)
+    signals = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+    usual = {number: signal.getsignal(number) for number in signals}
+    for number, handler in usual.items():
+        signal.signal(number, on_signal if handler != signal.SIG_IGN else handler) # nohup ignores SIGHUP
     check(specs)
     best = tuned(specs) if len(learning_rate) > 1 else {}
     run_grid([(spec, seed, best.get(spec)) for seed in seeds for spec in specs], results)
-    for number in usual:
-        signal.signal(number, usual[number])
+    for number, handler in usual.items():
+        signal.signal(number, handler)
     report_on(results)
