@@ -337,28 +337,31 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
     """{name: [(x, cell)]} as lines with the name at the end. A band is a 95% interval, of three seeds or more."""
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
-    seen = [cell['mean'] for points in curves.values() for _, cell in points] + [level] * (level is not None)
-    room = .06 * (max(seen) - min(seen)) + 1e-3
-    low, high = min(seen) - room, min(max(seen) + room, top) # bands may leave them
-    ends, drawn = [], []
+    seen, ends, kinds = [], [], []
     for name, points in curves.items():
         kind = name.split()[0]
         color = COLORS.get(kind, COLORS.get(kind.partition('+')[0], '#444444'))
+        style = ['-', '--', ':', '-.'][kinds.count(kind) % 4] # of one encoding's variants
         x, mean, half = np.array([(x, c['mean'], c['half'] if c['n'] > 2 else np.nan) for x, c in points]).T
-        ax.plot(x, mean, color=color, ls=['-', '--', ':', '-.'][drawn.count(kind) % 4], marker='o', ms=4, clip_on=False)
+        ax.plot(x, mean, color=color, ls=style, marker='o', ms=4, clip_on=False)
         ax.fill_between(x, mean - half, mean + half, color=color, alpha=.1, lw=0)
+        seen += [*mean]
         ends.append((mean[-1], name, color))
-        drawn.append(kind)
-    if level is not None:
+        kinds.append(kind)
+    if level is not None: # chance, or the baseline of a difference
         ax.axhline(level, color='#888888', lw=1, ls='--')
-        ax.annotate(word, (.01, level), xycoords=('axes fraction', 'data'), va='bottom', color='#666666', fontsize=8)
+        seen.append(level)
+        ends.append((level, word, '#666666'))
 
-    # names at the ends, moved up where they would overlap
-    height = -1
+    # names at the ends, moved up where they would overlap; bands may leave the limits
+    room = .06 * (max(seen) - min(seen)) + 1e-3
+    low, high, height = min(seen) - room, min(max(seen) + room, top), -1
     for end, name, color in sorted(ends):
         height = max(height + .055, (end - low) / (high - low))
-        ax.annotate(name.replace('$', r'\$'), (1.02, height), xycoords='axes fraction', va='center', color=color, fontsize=9)
+        ax.annotate(name.replace('$', r'\$'), (1.02, height), xycoords='axes fraction', va='center', color=color)
     ticks = sorted({x for points in curves.values() for x, _ in points})
+    if xlabel == LENGTH:
+        ax.axvline(1, color='#888888', lw=1, ls=':')
     ax.set(xlabel=xlabel, ylabel=ylabel, xscale='log', ylim=(low, high))
     ax.set_xticks(ticks, [f'{x:g}' for x in ticks])
     ax.minorticks_off()
@@ -366,6 +369,8 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
     ax.spines[['top', 'right']].set_visible(False)
     save_figure(fig, path)
     plt.close(fig)
+
+LENGTH = 'context length / training length (dotted: as trained)'
 
 def figures(path, panels, chosen):
     """A figure per panel, or one over all of them: those asked for, else the baseline and the best of each kind."""
@@ -392,13 +397,13 @@ def figures(path, panels, chosen):
         if not cells:
             continue
         level, word = getattr(TASKS.get(picture.row['dataset']), 'chance', None), 'chance'
-        xlabel, where = 'context length / training length', picture.panel or picture.row['note']
+        axis, xlabel, where = 'context length', LENGTH, picture.panel or picture.row['note']
         if figure != 'value':
             level, word, label = 0, picture.base, f'{label} minus that of {picture.base}'
         if figure in RUN:
-            xlabel, where = figure, 'at the longest context'
+            axis, xlabel, where = figure, figure, 'at the longest context'
         few, many = min(cell['n'] for cell in cells), max(cell['n'] for cell in cells)
-        heading = f"{title or f'{label} by {xlabel}'}\n{where}; {few if few == many else f'{few} to {many}'} seeds"
+        heading = f"{title or f'{label} by {axis}'}\n{where}; {few if few == many else f'{few} to {many}'} seeds"
         share = figure == 'value' and sign > 0 and max(cell['mean'] for cell in cells) <= 1
         ylabel = f"{label} ({'higher' if sign > 0 else 'lower'} is better)"
         draw(file, picture.curves, heading, xlabel, ylabel, level, word, 1 if share else math.inf)
