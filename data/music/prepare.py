@@ -1,0 +1,204 @@
+"""
+Bach's four-part chorales as tokens, from music21's corpus.
+
+    pip install music21
+    python data/music/prepare.py         # half a minute to read the scores; data/music/scores.npz keeps what was read
+    python train.py config/music.py
+
+notes.py says what a token is. Pieces that may be the same hymn stay in one split: those that share a title, or 16 pitches of
+the soprano in a row, anywhere and up to transposition (Bach set the same melody many times). 70% of the pieces are for
+training, 10% for validation, 20% for testing; what is the same to the note counts once. Training pieces come in twelve
+transpositions, from 5 semitones down to 6 up; validation and test pieces as they stand.
+
+Licence. music21 is BSD, the scores in it are not part of that. Its corpus/license.txt says that they come with the permission
+of those who encoded them, that some may not be used commercially or have other restrictions, and that whoever uses them sees
+to the law of their country. The files of the chorales say "PDF (c) 2004 Margaret Greentree, used by permission". So nothing
+of the corpus is in this repository: it is read from your own copy of music21, and what is made of it stays in data/music,
+where git ignores it. Three chorales in another format (.krn) reserve all rights; they are doubles, and are not read.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [FOLDER, os.path.join(FOLDER, '..', '..')]
+from configurator import configure # first: it makes Ctrl-C one line
+from common import fail
+from tasks import folder_of, write_folder
+import notes
+del FOLDER # or it would be a setting
+
+# -----------------------------------------------------------------------------
+name = 'music' # the folder under data/
+max_scores = 0 # read only the first so many, to try it out; 0: all
+split_seed = 0 # which groups of pieces are for training
+again = False # read the corpus once more, even if scores.npz has it
+# -----------------------------------------------------------------------------
+if __name__ == '__main__':
+    configure(globals(), {'x >= 0': 'max_scores split_seed', "x and all(c.isalnum() or c in '-_' for c in x)": 'name'})
+
+GRAM = 16 # pitches in a row of the soprano by which a melody is known
+SHARES = {'train': .7, 'val': .1, 'test': .2} # of the pieces
+TRANSPOSITIONS = range(-5, 7) # semitones
+
+# -----------------------------------------------------------------------------
+# scores
+
+def read_corpus():
+    """The chorales, [(name, title, tokens)], and in words what was left out or rounded."""
+    try:
+        from music21 import converter, corpus
+    except ImportError:
+        fail("music21 is not installed, and the chorales are in its corpus: pip install music21")
+    paths = sorted(str(path) for path in corpus.getComposer('bach') if str(path).endswith(('.mxl', '.xml')))
+    if max_scores:
+        paths = paths[:max_scores]
+    titles, t0 = titles_by_number(), time.time()
+    pieces, seen, other, double, rounded = [], set(), 0, 0, []
+    for n, path in enumerate(paths, 1):
+        score = converter.parse(path, forceSource=True, storePickle=False)
+        if n % 50 == 0 or n == len(paths):
+            print(f"{n:5} of {len(paths)} files read, {time.time() - t0:.0f} s", flush=True)
+        # the others have instruments, or a second soprano
+        if [part.partName for part in score.parts] != list(notes.VOICES):
+            other += 1
+            continue
+        voices, changed = notes.read_score(score)
+        # the same piece once more, perhaps in another key? Pitches are compared from the soprano's first
+        key = str([[(start, length, pitch - voices[0][0][2]) for start, length, pitch in voice] for voice in voices])
+        if key in seen:
+            double += 1
+            continue
+        seen.add(key)
+        number = os.path.basename(path)[3:-4]
+        pieces.append((f'bwv{number}', titles.get(number, ''), notes.tokens_of(voices)))
+        if changed:
+            rounded.append(changed)
+    says = f"{len(pieces)} pieces from {len(paths)} files: {other} have other parts than the four voices, {double} are the same as "
+    says += f"another to the note; {sum(rounded)} notes in {len(rounded)} pieces begin or end between two sixteenths and were rounded"
+    return pieces, says
+
+def titles_by_number():
+    """
+    {'267': 'An Wasserflüssen Babylon / Ein Lämmlein geht und trägt die Schuld'}: titles by BWV number from music21's two
+    lists, which may differ. The scores themselves name none, and some numbers are in neither list.
+    """
+    from music21.corpus import chorales
+    titles = {}
+    for entries in (chorales.ChoraleList().byBudapest, chorales.ChoraleListRKBWV().byRiemenschneider):
+        for entry in entries.values():
+            for title in entry['title'].split(' / '):
+                known = titles.setdefault(str(entry['bwv']), [])
+                if plain(title) not in map(plain, known):
+                    known.append(title)
+    return {number: ' / '.join(known) for number, known in titles.items()}
+
+def plain(title):
+    """Letters alone: the lists write apostrophes in two ways."""
+    return ''.join(c for c in title.casefold().replace('ß', 'ss') if c.isalpha())
+
+def read_once():
+    """The same from scores.npz, which keeps it."""
+    path = os.path.join(folder_of(name), 'scores.npz')
+    if os.path.exists(path) and not again and not max_scores:
+        try:
+            with np.load(path) as f:
+                tokens = np.split(f['tokens'], np.cumsum(f['sizes'])[:-1])
+                pieces, says = list(zip(f['names'].tolist(), f['titles'].tolist(), tokens)), str(f['says'])
+            print(f"data/{name}/scores.npz has the scores; --again=True reads them from music21's corpus once more")
+            return pieces, says
+        except Exception as e: # of zip, of numpy, or a key
+            print(f"data/{name}/scores.npz is damaged ({type(e).__name__}): reading the corpus")
+    pieces, says = read_corpus()
+    if not max_scores:
+        names, titles, tokens = zip(*pieces)
+        os.makedirs(folder_of(name), exist_ok=True)
+        np.savez_compressed(path, names=names, titles=titles, sizes=[len(t) for t in tokens],
+                            tokens=np.concatenate(tokens).astype(np.uint8), says=says)
+    return pieces, says
+
+# -----------------------------------------------------------------------------
+# splits
+
+def melody(tokens):
+    """The intervals between the soprano's pitches, which are the same in every key."""
+    return np.diff([pitch for _, _, pitch in notes.notes_of(tokens)[0]]).tolist()
+
+def grams(melody, n):
+    """The set of all n pitches in a row, as n - 1 intervals."""
+    return {tuple(melody[a:a + n - 1]) for a in range(len(melody) - n + 2)}
+
+def groups_of(titles, melodies):
+    """Lists of indices: pieces that share a title or 16 pitches of the soprano, directly or through others."""
+    group, first = list(range(len(titles))), {}
+    for n, (title, intervals) in enumerate(zip(titles, melodies)):
+        names = {plain(one) for one in title.split(' / ')} - {''}
+        for feature in names | grams(intervals, GRAM):
+            # the first piece that has this, and this one: their groups become one
+            old, new = group[first.setdefault(feature, n)], group[n]
+            group = [old if g == new else g for g in group]
+    return [[n for n, g in enumerate(group) if g == label] for label in sorted(set(group))]
+
+def deal(groups, rng):
+    """{split: indices}: the groups in random order, to training until it has its share, then to the next."""
+    splits, have = {split: [] for split in SHARES}, 0
+    bounds = np.cumsum(list(SHARES.values()))[:-1] * sum(map(len, groups))
+    for g in rng.permutation(len(groups)):
+        # where the middle of the group falls
+        split = list(SHARES)[np.searchsorted(bounds, have + len(groups[g]) / 2)]
+        splits[split] += groups[g]
+        have += len(groups[g])
+    return splits
+
+def shared(melodies, splits, n):
+    """How many different n pitches in a row are in more than one split."""
+    sets = [set().union(*(grams(melodies[i], n) for i in indices)) for indices in splits.values()]
+    return sum(map(len, sets)) - len(set().union(*sets))
+
+def check(melodies, groups, splits):
+    """
+    What melodies the splits share: no 16 pitches, by construction. Fewer pitches are shared by different hymns, too; how many
+    shows a random split of the groups' first members, one piece a hymn (fewer pieces, so fewer to share).
+    """
+    rng = np.random.default_rng(1)
+    firsts, single = [group[:1] for group in groups], [[i] for i in range(len(melodies))]
+    print("\nsequences of pitches of the soprano, up to transposition, that are in two splits (random splits: mean of ten)")
+    print(f"{'pitches':>8} {'this split':>11} {'one piece a group, at random':>29} {'all pieces, at random':>22}")
+    for n in (8, 12, GRAM):
+        one, every = (np.mean([shared(melodies, deal(some, rng), n) for _ in range(10)]) for some in (firsts, single))
+        print(f"{n:8} {shared(melodies, splits, n):11,} {one:29,.1f} {every:22,.1f}")
+    if shared(melodies, splits, GRAM):
+        fail(f"two splits share {GRAM} pitches of a melody: the groups are wrong")
+
+# -----------------------------------------------------------------------------
+
+def stream(pieces, transpositions):
+    """Blocks of tokens: a separator, and after every piece another; all pieces in one key, then all in the next."""
+    yield [notes.SEPARATOR]
+    for semitones in transpositions:
+        for _, _, tokens in pieces:
+            yield notes.transpose(tokens, semitones)
+            yield [notes.SEPARATOR]
+
+def main():
+    pieces, says = read_once()
+    print(says)
+    _, titles, tokens = zip(*pieces)
+    melodies, sizes = [melody(t) for t in tokens], [len(t) for t in tokens]
+    groups = groups_of(titles, melodies)
+    splits = deal(groups, np.random.default_rng(split_seed))
+    print(f"{sum(sizes):,} tokens, {min(sizes):,} to {max(sizes):,} a piece; {len(groups)} groups, the largest of "
+          f"{max(map(len, groups))} pieces; pieces by split: " + ', '.join(f"{split} {len(n)}" for split, n in splits.items()))
+    chosen = {split: [pieces[i] for i in sorted(indices)] for split, indices in splits.items()}
+    blocks = {split: stream(some, TRANSPOSITIONS if split == 'train' else [0]) for split, some in chosen.items()}
+    names = {split: {'pieces': [f'{number} {title}'.strip() for number, title, _ in some]} for split, some in chosen.items()}
+    write_folder(name, blocks, dict(kind='music', vocab_size=notes.VOCAB, dtype='uint8', note='chorales', splits=names))
+    tested = np.array([sizes[i] for i in splits['test']])
+    print("test pieces that are at least so long: " + ', '.join(f"{(tested >= T).sum()} {T:,}" for T in (128, 256, 512, 768, 1024)))
+    check(melodies, groups, splits)
+
+if __name__ == '__main__':
+    main()
