@@ -4,8 +4,8 @@ What an n-gram knows of the music: bits per token on the very targets that train
     python data/music/ngram.py           # every n up to 5, in seconds
     python data/music/ngram.py --n=9     # the step before and this one
 
-Interpolated, Witten-Bell: with c(h w) how often token w followed the n - 1 tokens h in the training split, c(h) how often h was
-followed by anything, and t(h) by how many different tokens,
+Interpolated, Witten-Bell. In the training split c(h w) is how often token w followed the n - 1 tokens h, c(h) how
+often h was followed by anything, t(h) by how many different tokens:
     p(w | h) = (c(h w) + t(h) p(w | h without its first token)) / (c(h) + t(h)),
 down to p = 1 / vocabulary. Four tokens back is the same voice one sixteenth earlier: a 5-gram sees just that far.
 """
@@ -30,7 +30,8 @@ eval_targets = 0 # 0: half of block_size
 seed = 0
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':
-    configure(globals(), {'1 <= x <= 9': 'n', '1 <= x <= 10**6': 'block_size eval_rows', '0 <= x <= 10**9': 'eval_targets seed',
+    configure(globals(), {'1 <= x <= 9': 'n', '1 <= x <= 10**6': 'block_size eval_rows',
+                          '0 <= x <= 10**9': 'eval_targets seed',
                           'x and all(2 <= n <= 10**6 for n in x)': 'eval_lens'})
 
 def keys_of(rows, V):
@@ -46,15 +47,17 @@ def find(known, values, keys):
     return np.where(known[at] == keys, values[at], 0)
 
 def probabilities(train, rows, V, n):
-    """The tokens of a text, and rows (N, n) whose last token is asked -> [p (N,) of the 1-gram, ..., of the n-gram]."""
+    """Tokens to count in, and rows (N, n), the last of each asked -> [p (N,) of the 1-gram, ..., of the n-gram]."""
     p, all_p = np.full(len(rows), 1 / V), []
     for m in range(1, n + 1):
-        grams, c_hw = np.unique(keys_of(np.lib.stride_tricks.sliding_window_view(train, m), V), return_counts=True)
+        windows = np.lib.stride_tricks.sliding_window_view(train, m)                # (tokens - m + 1, m)
+        grams, c_hw = np.unique(keys_of(windows, V), return_counts=True)
         # grams that share h are neighbours
         h, first = np.unique(grams // V, return_index=True)
         c_h, t_h = np.add.reduceat(c_hw, first), np.diff(np.append(first, len(grams)))
         keys = keys_of(rows[:, n - m:], V)
-        count, followed, kinds = find(grams, c_hw, keys), find(h, c_h, keys // V), find(h, t_h, keys // V)
+        count = find(grams, c_hw, keys)
+        followed, kinds = find(h, c_h, keys // V), find(h, t_h, keys // V)
         p = np.where(followed > 0, (count + kinds * p) / np.maximum(followed + kinds, 1), p)
         all_p.append(p)
     return all_p
@@ -70,7 +73,7 @@ def main():
     whole = np.concatenate((x.numpy(), y[:, -1:].numpy()), axis=1)
     rows = np.lib.stride_tricks.sliding_window_view(whole, n, axis=1)[:, -k:].reshape(-1, n)
     train = task.tokens('train').astype(np.int64)
-    print(f"{len(train):,} tokens to train on; {rows.shape[0]:,} targets in {len(x)} windows of the test pieces of {longest} tokens")
+    print(f"{len(train):,} tokens to train on; {len(rows):,} targets in {len(x)} windows of {longest} tokens")
     print(f"{'n':>3} {'bits/token':>11}  95% interval")
     for m, p in enumerate(probabilities(train, rows, task.vocab_size, n), 1):
         bits = -np.log2(p).reshape(len(x), k).mean(axis=1)

@@ -1,15 +1,15 @@
 """
 Four-part music as tokens, and back: as notes, as lines of note names, as a MIDI file, as a picture.
 
-Time is a grid of sixteenths. At each step there are four tokens, one per voice: soprano, alto, tenor, bass. A token is
+Time is a grid of sixteenths. At each step there are four tokens, one per voice, soprano to bass. A token is
 
     SEPARATOR        between two pieces, never inside one
     REST             this voice is silent
     begin(p)         a note of pitch p begins; p is a MIDI number, 60 is C4
     held(p)          a note of pitch p that began at an earlier step still sounds
 
-so the same pitch twice is told from one long note, and every token says what is heard. Only reading scores and writing
-MIDI need music21, only the picture needs matplotlib; both are imported where they are used.
+so the same pitch twice is told from one long note, and every token says what is heard. Reading scores and writing
+MIDI need music21, the picture needs matplotlib; both are imported where they are used.
 """
 
 import os
@@ -48,7 +48,7 @@ def transpose(tokens, semitones):
 # notes <-> tokens. A note is (first step, number of steps, pitch)
 
 def tokens_of(voices):
-    """Four lists of notes -> tokens (4 n,). A voice is silent where it has no note; n is the end of the last note."""
+    """Four lists of notes -> tokens (4 n,), n the end of the last note. A voice without a note is silent."""
     n = max((start + length for notes in voices for start, length, _ in notes), default=0)
     grid = np.full((n, len(VOICES)), REST)
     for v, notes in enumerate(voices):
@@ -61,8 +61,9 @@ def tokens_of(voices):
 
 def notes_of(tokens):
     """
-    Tokens of one piece -> four lists of notes. What a model writes may break the rules, and is still read: a pitch that
-    is held without having begun begins there; a separator ends the piece; an unfinished last step is left out.
+    Tokens of one piece -> four lists of notes. What a model writes may break the rules, and is still read:
+    a pitch that is held without having begun begins there; a separator ends the piece; an unfinished last
+    step is left out.
     """
     tokens = np.asarray(tokens)
     stop = np.flatnonzero(tokens == SEPARATOR)
@@ -85,9 +86,9 @@ def notes_of(tokens):
 
 def read_score(score):
     """
-    A music21 score of four parts -> (four lists of notes, number of notes whose ends the grid cannot hold). Ends are
-    rounded to the nearest step; a note that is left with no step, as grace notes are, is dropped. Tied notes become one.
-    Repeats are not played. The upper note of a chord counts.
+    A music21 score of four parts -> (four lists of notes, number of notes whose ends the grid cannot hold).
+    Ends are rounded to the nearest step; a note that is left with no step, as grace notes are, is dropped.
+    Tied notes become one. Repeats are not played. The upper note of a chord counts.
     """
     voices, rounded = [], 0
     for part in score.parts:
@@ -111,12 +112,12 @@ def read_score(score):
 
 def name_of(pitch):
     """60 -> C4. A token knows no key, so black keys are sharps."""
-    return ('C', 'C#', 'D', 'D#', 'E', 'F', 'F#', 'G', 'G#', 'A', 'A#', 'B')[pitch % 12] + str(pitch // 12 - 1)
+    return 'C C# D D# E F F# G G# A A# B'.split()[pitch % 12] + str(pitch // 12 - 1)
 
 def lines(tokens, columns=18):
     """
-    Four lines of note names under the time in quarter notes, with a column for every step at which some voice begins a
-    note or falls silent: '-' is held, '.' is silent. Broken into blocks of so many columns.
+    Four lines of note names under the time in quarter notes, with a column for every step at which some
+    voice begins a note or falls silent: '-' is held, '.' is silent. Broken into blocks of so many columns.
     """
     voices = notes_of(tokens)
     times = sorted({t for notes in voices for start, length, _ in notes for t in (start, start + length)})
@@ -152,14 +153,15 @@ def write_midi(tokens, path, tempo=80):
 
 def draw_roll(pieces, path, mark=0):
     """
-    A piano roll of each (title, tokens), one below the other: time to the right, pitch upwards, a colour per voice. A line
-    after `mark` steps says where the prompt ends. Needs matplotlib.
+    A piano roll of each (title, tokens), one below the other: time to the right, pitch upwards, a colour
+    per voice. A line after `mark` steps says where the prompt ends. Needs matplotlib.
     """
     import matplotlib
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
     colours = ('#d62728', '#e69f00', '#009e73', '#0072b2')
-    fig, axes = plt.subplots(len(pieces), 1, figsize=(10, 2.6 * len(pieces)), sharex=True, sharey=True, squeeze=False)
+    size = (10, 2.6 * len(pieces))
+    fig, axes = plt.subplots(len(pieces), figsize=size, sharex=True, sharey=True, squeeze=False) # (pieces, 1)
     for ax, (title, tokens) in zip(axes[:, 0], pieces):
         for voice, notes, colour in zip(VOICES, notes_of(tokens), colours):
             # a gap of a tenth of a step, so that two notes of one pitch are two bars
@@ -173,7 +175,7 @@ def draw_roll(pieces, path, mark=0):
         ax.set_yticks(range(36, 85, 12), [name_of(pitch) for pitch in range(36, 85, 12)])
         ax.grid(axis='y', linewidth=.4)
     axes[0, 0].legend(loc='upper right', ncol=4, fontsize=8)
-    axes[-1, 0].set_xlabel('quarter notes; the dashed line is where the prompt ends' if mark else 'quarter notes')
+    axes[-1, 0].set_xlabel('quarter notes' + ('; the prompt ends at the dashed line' if mark else ''))
     fig.tight_layout()
     fig.savefig(path, dpi=110)
     plt.close(fig)

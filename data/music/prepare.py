@@ -2,24 +2,26 @@
 Bach's four-part chorales as tokens, from music21's corpus.
 
     pip install music21
-    python data/music/prepare.py         # half a minute to read the scores; data/music/scores.npz keeps what was read
+    python data/music/prepare.py      # half a minute; scores.npz beside it keeps what was read
     python train.py config/music.py
 
-notes.py says what a token is. Pieces that may be the same hymn stay in one split: those that share a title, or 16 pitches of
-the soprano in a row, anywhere and up to transposition (Bach set the same melody many times). 70% of the pieces are for
-training, 10% for validation, 20% for testing; what is the same to the note counts once. Training pieces come in twelve
-transpositions, from 5 semitones down to 6 up; validation and test pieces as they stand.
+notes.py says what a token is. Pieces that may be the same hymn stay in one split: those that share a title, or 16
+pitches of the soprano in a row, anywhere and up to transposition (Bach set the same melody many times). 70% of the
+pieces are for training, 10% for validation, 20% for testing; what is the same to the note counts once. Training
+pieces come in twelve transpositions, 5 semitones down to 6 up; validation and test pieces as they stand.
 
-Licence. music21 is BSD, the scores in it are not part of that. Its corpus/license.txt says that they come with the permission
-of those who encoded them, that some may not be used commercially or have other restrictions, and that whoever uses them sees
-to the law of their country. The files of the chorales say "PDF (c) 2004 Margaret Greentree, used by permission". So nothing
-of the corpus is in this repository: it is read from your own copy of music21, and what is made of it stays in data/music,
-where git ignores it. Three chorales in another format (.krn) reserve all rights; they are doubles, and are not read.
+Licence. music21 is BSD, the scores in it are not part of that. Its corpus/license.txt says that they come with the
+permission of those who encoded them, that some may not be used commercially or have other restrictions, and that
+whoever uses them sees to the law of their country. The files of the chorales say "PDF (c) 2004 Margaret Greentree",
+most of them "used by permission". So nothing of the corpus is in this repository: it is read from your own copy of
+music21, and what is made of it stays in data/music, where git ignores it. Three chorales in another format (.krn)
+reserve all rights; they are there twice, and are not read from these files.
 """
 
 import os
 import sys
 import time
+from collections import namedtuple
 
 import numpy as np
 
@@ -38,17 +40,19 @@ split_seed = 0 # which groups of pieces are for training
 again = False # read the corpus once more, even if scores.npz has it
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':
-    configure(globals(), {'x >= 0': 'max_scores split_seed', "x and all(c.isalnum() or c in '-_' for c in x)": 'name'})
+    configure(globals(), {'x >= 0': 'max_scores split_seed',
+                          "x and all(c.isalnum() or c in '-_' for c in x)": 'name'})
 
 GRAM = 16 # pitches in a row of the soprano by which a melody is known
 SHARES = {'train': .7, 'val': .1, 'test': .2} # of the pieces
 TRANSPOSITIONS = range(-5, 7) # semitones
+Piece = namedtuple('Piece', 'number title tokens')
 
 # -----------------------------------------------------------------------------
 # scores
 
 def read_corpus():
-    """The chorales, [(name, title, tokens)], and in words what was left out or rounded."""
+    """The chorales, a list of Piece, and in words what was left out or rounded."""
     try:
         from music21 import converter, corpus
     except ImportError:
@@ -68,23 +72,26 @@ def read_corpus():
             continue
         voices, changed = notes.read_score(score)
         # the same piece once more, perhaps in another key? Pitches are compared from the soprano's first
-        key = str([[(start, length, pitch - voices[0][0][2]) for start, length, pitch in voice] for voice in voices])
+        first = voices[0][0][2]
+        key = str([[(start, length, pitch - first) for start, length, pitch in voice] for voice in voices])
         if key in seen:
             double += 1
             continue
         seen.add(key)
         number = os.path.basename(path)[3:-4]
-        pieces.append((f'bwv{number}', titles.get(number, ''), notes.tokens_of(voices)))
+        pieces.append(Piece(f'bwv{number}', titles.get(number, ''), notes.tokens_of(voices)))
         if changed:
             rounded.append(changed)
-    says = f"{len(pieces)} pieces from {len(paths)} files: {other} have other parts than the four voices, {double} are the same as "
-    says += f"another to the note; {sum(rounded)} notes in {len(rounded)} pieces begin or end between two sixteenths and were rounded"
+    says = (f"{len(pieces)} pieces from {len(paths)} files: {other} have other parts than the four voices, {double} "
+            f"the same as another to the note;\n{sum(rounded)} notes of {len(rounded)} pieces begin or end between "
+            "two sixteenths and were rounded, or are grace notes and were left out")
     return pieces, says
 
 def titles_by_number():
     """
-    {'267': 'An Wasserflüssen Babylon / Ein Lämmlein geht und trägt die Schuld'}: titles by BWV number from music21's two
-    lists, which may differ. The scores themselves name none, and some numbers are in neither list.
+    {'267': 'An Wasserflüssen Babylon / Ein Lämmlein geht und trägt die Schuld'}: titles by BWV number from
+    music21's two lists, which may differ. The scores themselves name none, and some numbers are in neither
+    list.
     """
     from music21.corpus import chorales
     titles = {}
@@ -107,16 +114,17 @@ def read_once():
         try:
             with np.load(path) as f:
                 tokens = np.split(f['tokens'], np.cumsum(f['sizes'])[:-1])
-                pieces, says = list(zip(f['names'].tolist(), f['titles'].tolist(), tokens)), str(f['says'])
-            print(f"data/{name}/scores.npz has the scores; --again=True reads them from music21's corpus once more")
+                pieces = [Piece(*piece) for piece in zip(f['numbers'].tolist(), f['titles'].tolist(), tokens)]
+                says = str(f['says'])
+            print(f"data/{name}/scores.npz has the scores; --again=True reads music21's corpus once more")
             return pieces, says
         except Exception as e: # of zip, of numpy, or a key
             print(f"data/{name}/scores.npz is damaged ({type(e).__name__}): reading the corpus")
     pieces, says = read_corpus()
     if not max_scores:
-        names, titles, tokens = zip(*pieces)
+        numbers, titles, tokens = zip(*pieces)
         os.makedirs(folder_of(name), exist_ok=True)
-        np.savez_compressed(path, names=names, titles=titles, sizes=[len(t) for t in tokens],
+        np.savez_compressed(path, numbers=numbers, titles=titles, sizes=[len(t) for t in tokens],
                             tokens=np.concatenate(tokens).astype(np.uint8), says=says)
     return pieces, says
 
@@ -132,7 +140,7 @@ def grams(melody, n):
     return {tuple(melody[a:a + n - 1]) for a in range(len(melody) - n + 2)}
 
 def groups_of(titles, melodies):
-    """Lists of indices: pieces that share a title or 16 pitches of the soprano, directly or through others."""
+    """Lists of indices: pieces that share a title or 16 pitches in a row, directly or through others."""
     group, first = list(range(len(titles))), {}
     for n, (title, intervals) in enumerate(zip(titles, melodies)):
         names = {plain(one) for one in title.split(' / ')} - {''}
@@ -160,44 +168,53 @@ def shared(melodies, splits, n):
 
 def check(melodies, groups, splits):
     """
-    What melodies the splits share: no 16 pitches, by construction. Fewer pitches are shared by different hymns, too; how many
-    shows a random split of the groups' first members, one piece a hymn (fewer pieces, so fewer to share).
+    What melodies the splits share: no 16 pitches, by construction. Fewer pitches are shared by different
+    hymns, too; how many shows a random split of the groups' first members, one piece a hymn (fewer pieces,
+    so fewer to share).
     """
     rng = np.random.default_rng(1)
     firsts, single = [group[:1] for group in groups], [[i] for i in range(len(melodies))]
-    print("\nsequences of pitches of the soprano, up to transposition, that are in two splits (random splits: mean of ten)")
-    print(f"{'pitches':>8} {'this split':>11} {'one piece a group, at random':>29} {'all pieces, at random':>22}")
+    print("\nhow many n pitches in a row of the soprano, up to transposition, are in two splits")
+    print(f"{'n':>3} {'this split':>11} {'one piece a group, at random':>29} {'all pieces, at random':>22}")
     for n in (8, 12, GRAM):
-        one, every = (np.mean([shared(melodies, deal(some, rng), n) for _ in range(10)]) for some in (firsts, single))
-        print(f"{n:8} {shared(melodies, splits, n):11,} {one:29,.1f} {every:22,.1f}")
+        # means of ten random splits
+        one, every = [np.mean([shared(melodies, deal(some, rng), n) for _ in range(10)])
+                      for some in (firsts, single)]
+        print(f"{n:3} {shared(melodies, splits, n):11,} {one:29,.1f} {every:22,.1f}")
     if shared(melodies, splits, GRAM):
         fail(f"two splits share {GRAM} pitches of a melody: the groups are wrong")
 
 # -----------------------------------------------------------------------------
 
 def stream(pieces, transpositions):
-    """Blocks of tokens: a separator, and after every piece another; all pieces in one key, then all in the next."""
+    """Blocks of tokens: a separator, then every piece with another after it, in each transposition in turn."""
     yield [notes.SEPARATOR]
     for semitones in transpositions:
-        for _, _, tokens in pieces:
-            yield notes.transpose(tokens, semitones)
+        for piece in pieces:
+            yield notes.transpose(piece.tokens, semitones)
             yield [notes.SEPARATOR]
 
 def main():
     pieces, says = read_once()
     print(says)
-    _, titles, tokens = zip(*pieces)
-    melodies, sizes = [melody(t) for t in tokens], [len(t) for t in tokens]
-    groups = groups_of(titles, melodies)
+    # which piece goes where
+    melodies = [melody(piece.tokens) for piece in pieces]
+    groups = groups_of([piece.title for piece in pieces], melodies)
     splits = deal(groups, np.random.default_rng(split_seed))
-    print(f"{sum(sizes):,} tokens, {min(sizes):,} to {max(sizes):,} a piece; {len(groups)} groups, the largest of "
-          f"{max(map(len, groups))} pieces; pieces by split: " + ', '.join(f"{split} {len(n)}" for split, n in splits.items()))
-    chosen = {split: [pieces[i] for i in sorted(indices)] for split, indices in splits.items()}
-    blocks = {split: stream(some, TRANSPOSITIONS if split == 'train' else [0]) for split, some in chosen.items()}
-    names = {split: {'pieces': [f'{number} {title}'.strip() for number, title, _ in some]} for split, some in chosen.items()}
-    write_folder(name, blocks, dict(kind='music', vocab_size=notes.VOCAB, dtype='uint8', note='chorales', splits=names))
-    tested = np.array([sizes[i] for i in splits['test']])
-    print("test pieces that are at least so long: " + ', '.join(f"{(tested >= T).sum()} {T:,}" for T in (128, 256, 512, 768, 1024)))
+    sizes = np.array([len(piece.tokens) for piece in pieces])
+    print(f"{sizes.sum():,} tokens, {sizes.min():,} to {sizes.max():,} a piece; "
+          f"{len(groups)} groups, the largest of {max(map(len, groups))} pieces")
+    # the files
+    blocks, names = {}, {}
+    for split, indices in splits.items():
+        chosen = [pieces[i] for i in sorted(indices)]
+        blocks[split] = stream(chosen, TRANSPOSITIONS if split == 'train' else [0])
+        names[split] = {'pieces': [f'{piece.number} {piece.title}'.strip() for piece in chosen]}
+    meta = dict(kind='music', vocab_size=notes.VOCAB, dtype='uint8', note='chorales', splits=names)
+    write_folder(name, blocks, meta)
+    print('pieces: ' + ', '.join(f"{len(indices)} {split}" for split, indices in splits.items()))
+    print('test pieces of at least T tokens: ' + ', '.join(
+        f"{(sizes[splits['test']] >= T).sum()} (T = {T})" for T in (128, 256, 512, 768, 1024)))
     check(melodies, groups, splits)
 
 if __name__ == '__main__':
