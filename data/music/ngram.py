@@ -4,10 +4,12 @@ What an n-gram knows of the music: bits per token on the very targets that train
     python data/music/ngram.py           # every n up to 5, in seconds
     python data/music/ngram.py --n=9     # the step before and this one
 
-Interpolated, Witten-Bell. In the training split c(h w) is how often token w followed the n - 1 tokens h, c(h) how
-often h was followed by anything, t(h) by how many different tokens:
-    p(w | h) = (c(h w) + t(h) p(w | h without its first token)) / (c(h) + t(h)),
-down to p = 1 / vocabulary. Four tokens back is the same voice one sixteenth earlier: a 5-gram sees just that far.
+Interpolated, Witten-Bell. In the training split c(h w) is how often token w followed the n - 1 tokens h,
+c(h) how often anything followed h, t(h) how many different tokens did:
+
+    p(w | h) = (c(h w) + t(h) p(w | h without its first token)) / (c(h) + t(h)), down to p = 1 / vocabulary.
+
+Four tokens back is the same voice one sixteenth earlier: a 5-gram sees just that far.
 """
 
 import os
@@ -47,7 +49,7 @@ def find(known, values, keys):
     return np.where(known[at] == keys, values[at], 0)
 
 def probabilities(train, rows, V, n):
-    """Tokens to count in, and rows (N, n), the last of each asked -> [p (N,) of the 1-gram, ..., of the n-gram]."""
+    """Tokens to count in, rows (N, n) whose last is asked -> [p (N,) of the 1-gram, ..., of the n-gram]."""
     p, all_p = np.full(len(rows), 1 / V), []
     for m in range(1, n + 1):
         windows = np.lib.stride_tricks.sliding_window_view(train, m)                # (tokens - m + 1, m)

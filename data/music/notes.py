@@ -8,8 +8,8 @@ Time is a grid of sixteenths. At each step there are four tokens, one per voice,
     begin(p)         a note of pitch p begins; p is a MIDI number, 60 is C4
     held(p)          a note of pitch p that began at an earlier step still sounds
 
-so the same pitch twice is told from one long note, and every token says what is heard. Reading scores and writing
-MIDI need music21, the picture needs matplotlib; both are imported where they are used.
+so the same pitch twice is told from one long note, and every token says what is heard. Reading scores and
+writing MIDI need music21, the picture needs matplotlib; both are imported where they are used.
 """
 
 import os
@@ -179,3 +179,22 @@ def draw_roll(pieces, path, mark=0):
     fig.tight_layout()
     fig.savefig(path, dpi=110)
     plt.close(fig)
+
+def show(tokens, path, original=None, prompt=0):
+    """
+    Print the music; write path.mid, and path.png if there is a piece to see beside it, whose first `prompt` tokens both
+    have. What needs a package that is not installed is left out, and said.
+    """
+    print(lines(tokens))
+    try:
+        write_midi(tokens, path + '.mid')
+        print(f"written: {path}.mid")
+    except ImportError:
+        print("no MIDI file, which needs music21: pip install music21")
+    if original is not None:
+        try:
+            pieces = ('the model', tokens), ('the original', original[:len(tokens)])
+            draw_roll(pieces, path + '.png', prompt // len(VOICES))
+            print(f"written: {path}.png")
+        except ImportError:
+            print("no picture, which needs matplotlib: pip install matplotlib")

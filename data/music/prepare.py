@@ -5,17 +5,19 @@ Bach's four-part chorales as tokens, from music21's corpus.
     python data/music/prepare.py      # half a minute; scores.npz beside it keeps what was read
     python train.py config/music.py
 
-notes.py says what a token is. Pieces that may be the same hymn stay in one split: those that share a title, or 16
-pitches of the soprano in a row, anywhere and up to transposition (Bach set the same melody many times). 70% of the
-pieces are for training, 10% for validation, 20% for testing; what is the same to the note counts once. Training
-pieces come in twelve transpositions, 5 semitones down to 6 up; validation and test pieces as they stand.
+notes.py says what a token is. Pieces that may be the same hymn stay in one split: those that share a title,
+or 16 pitches of the soprano in a row, anywhere and up to transposition (Bach set the same melody many
+times). 70% of the pieces are for training, 10% for validation, 20% for testing; what is the same to the
+note counts once. Training pieces come in twelve transpositions, 5 semitones down to 6 up; validation and
+test pieces as they stand.
 
-Licence. music21 is BSD, the scores in it are not part of that. Its corpus/license.txt says that they come with the
-permission of those who encoded them, that some may not be used commercially or have other restrictions, and that
-whoever uses them sees to the law of their country. The files of the chorales say "PDF (c) 2004 Margaret Greentree",
-most of them "used by permission". So nothing of the corpus is in this repository: it is read from your own copy of
-music21, and what is made of it stays in data/music, where git ignores it. Three chorales in another format (.krn)
-reserve all rights; they are there twice, and are not read from these files.
+Licence. music21 is BSD, the scores in it are not part of that. Its corpus/license.txt says that they come
+with the permission of those who encoded them, that some may not be used commercially or have other
+restrictions, and that whoever uses them sees to the law of their country. The files of the chorales say
+"PDF (c) 2004 Margaret Greentree", most of them "used by permission". So nothing of the corpus is in this
+repository: it is read from your own copy of music21, and what is made of it stays in data/music, where git
+ignores it. Three chorales in another format (.krn) reserve all rights; they are there twice, and are not
+read from these files.
 """
 
 import os
@@ -82,9 +84,9 @@ def read_corpus():
         pieces.append(Piece(f'bwv{number}', titles.get(number, ''), notes.tokens_of(voices)))
         if changed:
             rounded.append(changed)
-    says = (f"{len(pieces)} pieces from {len(paths)} files: {other} have other parts than the four voices, {double} "
-            f"the same as another to the note;\n{sum(rounded)} notes of {len(rounded)} pieces begin or end between "
-            "two sixteenths and were rounded, or are grace notes and were left out")
+    says = (f"{len(pieces)} pieces from {len(paths)} files: {other} have other parts than the four voices, "
+            f"{double} the same as another to the note;\n{sum(rounded)} notes of {len(rounded)} pieces begin "
+            "or end between two sixteenths and were rounded, or are grace notes and were left out")
     return pieces, says
 
 def titles_by_number():
@@ -187,7 +189,7 @@ def check(melodies, groups, splits):
 # -----------------------------------------------------------------------------
 
 def stream(pieces, transpositions):
-    """Blocks of tokens: a separator, then every piece with another after it, in each transposition in turn."""
+    """Blocks of tokens: a separator, then every piece with one after it, in each transposition in turn."""
     yield [notes.SEPARATOR]
     for semitones in transpositions:
         for piece in pieces:
