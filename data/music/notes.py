@@ -180,7 +180,7 @@ def draw_roll(pieces, path, mark=0):
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
-def show(tokens, path, original=None, prompt=0):
+def show(tokens, path, original=(), prompt=0):
     """
     Print the music; write path.mid, and path.png if there is a piece to see beside it, whose first `prompt` tokens both
     have. What needs a package that is not installed is left out, and said.
@@ -191,7 +191,7 @@ def show(tokens, path, original=None, prompt=0):
         print(f"written: {path}.mid")
     except ImportError:
         print("no MIDI file, which needs music21: pip install music21")
-    if original is not None:
+    if original:
         try:
             pieces = ('the model', tokens), ('the original', original[:len(tokens)])
             draw_roll(pieces, path + '.png', prompt // len(VOICES))

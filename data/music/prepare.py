@@ -27,13 +27,11 @@ from collections import namedtuple
 
 import numpy as np
 
-FOLDER = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [FOLDER, os.path.join(FOLDER, '..', '..')]
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 from configurator import configure # first: it makes Ctrl-C one line
 from common import fail
-from tasks import folder_of, write_folder
-import notes
-del FOLDER # or it would be a setting
+from data.folder import folder_of, write_folder
+from data.music import notes
 
 # -----------------------------------------------------------------------------
 name = 'music' # the folder under data/
@@ -147,9 +145,9 @@ def groups_of(titles, melodies):
     for n, (title, intervals) in enumerate(zip(titles, melodies)):
         names = {plain(one) for one in title.split(' / ')} - {''}
         for feature in names | grams(intervals, GRAM):
-            # the first piece that has this, and this one: their groups become one
-            old, new = group[first.setdefault(feature, n)], group[n]
-            group = [old if g == new else g for g in group]
+            # the group of this piece and that of the first that has this feature become one
+            one, other = sorted((group[n], group[first.setdefault(feature, n)]))
+            group = [one if g == other else g for g in group]
     return [[n for n, g in enumerate(group) if g == label] for label in sorted(set(group))]
 
 def deal(groups, rng):
