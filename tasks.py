@@ -419,8 +419,8 @@ class MusicTask(TextTask):
         self.bytes = np.ones(self.vocab_size, np.uint8) # `values` of a text then counts by token
         for split in ('train', 'val'):
             if self.longest(split) < self.L:
-                fail(f"data/{config['dataset']}/{split}.bin: the longest piece has {self.longest(split):,} tokens, "
-                     f"fewer than block_size={self.L}")
+                fail(f"data/{config['dataset']}/{split}.bin: no piece is as long as block_size={self.L}; "
+                     f"the longest has {self.longest(split):,} tokens")
 
     def pieces(self, split):
         """The first token of each piece, and the separator that ends it."""
@@ -460,7 +460,7 @@ class MusicTask(TextTask):
         return tuple(T for T in lengths if T <= longest), f"the longest test piece has {longest:,} tokens"
 
     def show(self, model, how):
-        """What sample.py prints and writes: music that begins anew, or goes on from a test piece's first bars."""
+        """What sample.py prints and writes: music that begins anew, or goes on from the start of a test piece."""
         from data.music import notes
         prompt, original = [notes.SEPARATOR], []
         if how.start.startswith('PIECE:'):
@@ -472,7 +472,7 @@ class MusicTask(TextTask):
             prompt += original[:self.L]
             print(f"test piece {number}, {names[int(number)]}: the model goes on after {self.L} tokens")
         elif how.start.strip():
-            usage(f"start={how.start}: music goes on from PIECE:0, or another test piece; without --start it begins")
+            usage(f"start={how.start}: music goes on from PIECE:0, or another test piece, or begins without one")
         def ended(out):
             return bool(out[0, -1] == notes.SEPARATOR)
         for n in range(how.num_samples):
