@@ -460,7 +460,7 @@ class MusicTask(TextTask):
         return tuple(T for T in lengths if T <= longest), f"the longest test piece has {longest:,} tokens"
 
     def show(self, model, how):
-        """What sample.py prints and writes: music that begins anew, or goes on from the start of a test piece."""
+        """What sample.py prints and writes: music from nothing, or from the first bars of a test piece."""
         from data.music import notes
         prompt, original = [notes.SEPARATOR], []
         if how.start.startswith('PIECE:'):
@@ -472,7 +472,7 @@ class MusicTask(TextTask):
             prompt += original[:self.L]
             print(f"test piece {number}, {names[int(number)]}: the model goes on after {self.L} tokens")
         elif how.start.strip():
-            usage(f"start={how.start}: music goes on from PIECE:0, or another test piece, or begins without one")
+            usage(f"start={how.start}: music starts with PIECE:0 or another test piece, or with nothing")
         def ended(out):
             return bool(out[0, -1] == notes.SEPARATOR)
         for n in range(how.num_samples):

@@ -182,8 +182,8 @@ def draw_roll(pieces, path, mark=0):
 
 def show(tokens, path, original=(), prompt=0):
     """
-    Print the music; write path.mid, and path.png if there is an original to see beside it, whose first `prompt`
-    tokens both have. What needs a package that is not installed is left out, and said.
+    Print the music; write path.mid, and path.png if there is an original to see beside it, whose first
+    `prompt` tokens both have. What needs a package that is not installed is left out, and said.
     """
     print(lines(tokens))
     try:
