@@ -25,6 +25,7 @@ from data.folder import read_folder
 METRICS = {
     'acc': ('accuracy', +1, .02),
     'bpb': ('bits per byte', -1, .01),
+    'bpt': ('bits per token', -1, .01),
 }
 
 # every random choice is drawn from default_rng([seed, stream, iteration or length]): batches and evaluation
@@ -404,10 +405,88 @@ class RowsTask(FolderTask):
         has = [int(split[5:]) for split in self.data if split.startswith('test_')]
         return tuple(T for T in lengths if T in has), f"it has test files for T = {commas(sorted(has))}"
 
+class MusicTask(TextTask):
+    """
+    Pieces of music (data/music; notes.py there says what a token is). A window never leaves its piece, so no
+    target is predicted from another one. The metric is bits per token.
+    """
+    metric, unit, per_nat = 'bpt', 'bits per token', 1 / math.log(2)
+    uses = ('start', 'num_samples', 'max_new_tokens', 'temperature', 'top_k', 'seed')
+
+    def __init__(self, config, meta, data, checksum):
+        FolderTask.__init__(self, config, meta, data, checksum)
+        self.answers, self.test = self.vocab_size, 'test'
+        self.bytes = np.ones(self.vocab_size, np.uint8) # `values` of a text then counts by token
+        for split in ('train', 'val'):
+            if self.longest(split) < self.L:
+                fail(f"data/{config['dataset']}/{split}.bin: no piece is as long as block_size={self.L}; "
+                     f"the longest has {self.longest(split):,} tokens")
+
+    def pieces(self, split):
+        """The first token of each piece, and the separator that ends it."""
+        separators = np.flatnonzero(self.tokens(split) == 0)
+        return separators[:-1] + 1, separators[1:]
+
+    def longest(self, split):
+        first, last = self.pieces(split)
+        return int((last - first).max())
+
+    def rows(self, rng, T, n):
+        """Any windows of T + 1 tokens that lie in a piece, or in one and the separators around it."""
+        first, last = self.pieces('train')
+        room = np.maximum(last - first + 2 - T, 0)                         # windows in each piece
+        upto = np.cumsum(room)
+        drawn = rng.integers(0, upto[-1], n)
+        piece = np.searchsorted(upto, drawn, side='right')
+        return self.windows(self.tokens('train'), last[piece] + 2 + drawn - upto[piece], T, T)
+
+    def examples(self, split, T, n, seed, longest, k):
+        """
+        Windows that end at the same places for every T up to `longest`: a grid in each piece that is as long
+        as that, its offset drawn from the seed. Shorter pieces are not scored at any length, so that what
+        differs between two lengths is the context alone.
+        """
+        split, rng = self.test if split == 'test' else split, generator(seed, split, 0)
+        k, ends = min(k, T), []
+        for first, last in zip(*self.pieces(split)):
+            room = last + 1 - first - longest                              # places where a window may end
+            if room > 0:
+                ends.append(np.arange(last + 1 - rng.integers(0, min(k, room)), first + longest, -k))
+        ends = rng.permutation(np.concatenate(ends))[:n]
+        return self.windows(self.tokens(split), np.sort(ends), T, k)
+
+    def available(self, lengths):
+        longest = self.longest(self.test)
+        return tuple(T for T in lengths if T <= longest), f"the longest test piece has {longest:,} tokens"
+
+    def show(self, model, how):
+        """What sample.py prints and writes: music from nothing, or from the first bars of a test piece."""
+        from data.music import notes
+        prompt, original = [notes.SEPARATOR], []
+        if how.start.startswith('PIECE:'):
+            names, number = self.meta['splits'][self.test]['pieces'], how.start[6:]
+            if not (number.isdecimal() and int(number) < len(names)):
+                usage(f"start={how.start}: there are the test pieces 0 to {len(names) - 1}")
+            first, last = [ends[int(number)] for ends in self.pieces(self.test)]
+            original = self.tokens(self.test)[first:last].tolist()
+            prompt += original[:self.L]
+            print(f"test piece {number}, {names[int(number)]}: the model goes on after {self.L} tokens")
+        elif how.start.strip():
+            usage(f"start={how.start}: music starts with PIECE:0 or another test piece, or with nothing")
+        def ended(out):
+            return bool(out[0, -1] == notes.SEPARATOR)
+        for n in range(how.num_samples):
+            with how.context:
+                out = model.generate(torch.tensor([prompt], device=how.device), how.max_new_tokens,
+                                     temperature=how.temperature, top_k=how.top_k, until=ended)
+            print(f"\nsample {n}")
+            path = os.path.join(how.out_dir, f'sample_{n}')
+            notes.show(out[0, 1:].tolist(), path, original, prompt=len(prompt) - 1)
+
 # -----------------------------------------------------------------------------
 
 TASKS = {'synth': KernelTask, 'recall': RecallTask} # add yours here; any other name is a folder of data/
-FOLDERS = {'stream': TextTask, 'rows': RowsTask} # by the kind that its meta.json says
+FOLDERS = {'stream': TextTask, 'rows': RowsTask, 'music': MusicTask} # by the kind that its meta.json says
 
 def make_task(config):
     """The task of train.py's settings (a dict). One line and the end, if its data are missing or damaged."""

@@ -1,0 +1,22 @@
+# Bach's chorales (data/music): L = 128 tokens are 8 quarter notes of four voices, two bars.
+#
+#     pip install music21
+#     python data/music/prepare.py
+#     python train.py config/music.py --pos=jordan_scaled+alibi
+#     python sample.py --out_dir=out-music --start=PIECE:0
+out_dir = 'out-music'
+dataset = 'music'
+block_size = 128
+n_layer = 3
+n_head = 4
+n_embd = 128
+mlp_ratio = 4
+batch_size = 16
+learning_rate = 2e-3
+max_iters = 1500
+warmup_iters = 100
+weight_decay = 0.1
+eval_interval = 250
+eval_iters = 256 # validation windows of L
+eval_lens = (128, 256, 512, 768)
+log_interval = 50
