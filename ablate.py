@@ -7,9 +7,9 @@ Encodings x seeds of one config, and the table and figure of what came out.
     python ablate.py --report=results/synth.csv                           # table and figure once more
     python ablate.py --report=results/synth.csv --pos='rope,damped c=1' --figure=difference    # of some
 
-Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv holds is
-skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives X.md, with
-every encoding and length, and X.png. Its last line is one JSON object.
+Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv holds
+is skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives
+X.md, with every encoding and length, and X.png. Its last line is one JSON object.
 """
 
 import json
@@ -47,10 +47,12 @@ results = '' # csv; '' is results.csv in out_dir
 report = '' # only report on this csv
 baseline = 'rope' # what every encoding is compared with, seed by seed
 plot = True # draw the figure
-figure = 'value' # or 'difference' to the baseline; or a column (attn_temperature): far difference against that
+figure = 'value' # or 'difference' to the baseline; or a column (attn_temperature): that at the far end, by it
 title = '' # of table and figure; '' says what is compared
 # -----------------------------------------------------------------------------
-OWN = 'pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot figure title h help'.split()
+OWN = '''
+    pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot figure title h help
+'''.split()
 
 # -----------------------------------------------------------------------------
 # run
@@ -58,7 +60,7 @@ OWN = 'pos seeds jobs learning_rate tune_seeds out_dir results report baseline p
 children, caught = set(), []
 
 def on_signal(number, frame=None):
-    """Ctrl-C, SIGTERM, a closed terminal: every train.py gets it too, and saves. A second one ends them at once."""
+    """Ctrl-C, SIGTERM, a closed terminal: every train.py gets it too and saves; a second ends them at once."""
     caught.append(number)
     for child in list(children):
         child.send_signal(number)
@@ -76,7 +78,7 @@ def label_of(spec, rate=None):
     return ' '.join(words)
 
 def train(spec, seed, rate, csv, how):
-    """One train.py in a folder of its own, resumed if it was cut off: (its last line, '') or ('', what is wrong)."""
+    """One train.py in a folder of its own, resumed if it was cut off: (its last line, what went wrong)."""
     label = label_of(spec, rate)
     folder = os.path.join(out_dir, re.sub(r'[^\w.+=-]', '_', f'{label}_s{seed}'))
     name, *settings = spec.split(':')
@@ -85,10 +87,11 @@ def train(spec, seed, rate, csv, how):
     settings += [f'label={label}', f'seed={seed}', f'out_dir={folder}', f'results={csv}', 'json=True', how]
     if how == 'skip_done=True' and os.path.exists(os.path.join(folder, 'ckpt.pt')):
         settings.append('init_from=resume')
-    command = [os.path.join(ROOT, 'train.py'), *files, *theirs, f'--pos={name}', *(f'--{s}' for s in settings)]
+    command = [os.path.join(ROOT, 'train.py'), *files, *theirs, f'--pos={name}']
+    command += [f'--{setting}' for setting in settings]
 
-    # in a session of its own: a Ctrl-C of the terminal reaches it once, through on_signal. Where this process is
-    # killed, the pipe closes: it saves and ends at the next line that it prints
+    # in a session of its own: a Ctrl-C of the terminal reaches it once, through on_signal. Where this process
+    # is killed, the pipe closes: it saves and ends at the next line that it prints
     if caught:
         return '', 'stopped'
     with subprocess.Popen([sys.executable, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -112,7 +115,7 @@ def check(specs):
                 usage(error.splitlines()[0])
 
 def run_grid(grid, csv):
-    """[(spec, seed, rate)] -> the validation loss of each, `jobs` at a time, with progress and the time left."""
+    """[(spec, seed, rate)] -> the validation loss of each, `jobs` at a time, with progress and time left."""
     start, losses, failed = time.monotonic(), [], []
     with ThreadPoolExecutor(jobs) as pool:
         for last, error in pool.map(lambda run: train(*run, csv, 'skip_done=True'), grid):
@@ -131,15 +134,15 @@ def run_grid(grid, csv):
                 on_signal(signal.SIGTERM)
     if caught:
         with suppress(OSError):
-            print(f"ablate.py: stopped by {signal.Signals(caught[0]).name}; the same command goes on where it was",
-                  file=sys.stderr, flush=True)
+            name = signal.Signals(caught[0]).name
+            print(f"ablate.py: stopped by {name}; the same command goes on where it was", file=sys.stderr)
         sys.exit(128 + caught[0])
     if failed:
         fail(f"{len(failed)} of {len(grid)} runs failed, the rest is in {csv}; the first: {failed[0]}")
     return losses
 
 def tuned(specs):
-    """{spec: its rate of the best mean validation loss over tune_seeds}. These rows have a csv of their own."""
+    """{spec: the rate of its best mean validation loss over tune_seeds}; these rows are in X_tune.csv."""
     grid = [(spec, seed, rate) for spec in specs for rate in learning_rate for seed in tune_seeds]
     losses = run_grid(grid, results.removesuffix('.csv') + '_tune.csv')
     best = {}
@@ -154,7 +157,7 @@ def tuned(specs):
 # paired interval over seeds covers the error of the rows
 
 def t_interval(samples):
-    """Of each sample: mean, half width of the 95% t interval, p of a mean of 0; nan where there is one value."""
+    """Of each sample: mean, half width of the 95% t interval, p of a mean of 0; nan for one value alone."""
     from scipy import stats
     n = np.array([len(x) for x in samples])
     mean = np.array([np.mean(x) for x in samples])
@@ -171,7 +174,7 @@ def adjust(p):
     return adjusted
 
 def verdict(mean, half, p, n, metric):
-    """better or worse (adjusted p < .05), level (within the margin) or undecided; no word below three seeds."""
+    """better or worse (adjusted p < .05), level (within the margin), undecided; no word below three seeds."""
     _, sign, margin = METRICS[metric][:3]
     if n < 3:
         return f'n={n}'
@@ -189,26 +192,28 @@ RUN = '''
 '''.split()
 
 def names(columns, settings):
-    """{setting: 'n_layer=2 weight_decay=0.1'}: the columns that tell it from the others, if those before do not."""
+    """{setting: 'n_layer=2 weight_decay=0.1'}: the columns that tell it apart, if those before do not."""
     told, parts = {setting: () for setting in settings}, 1
     for n, column in enumerate(columns):
-        key = column.removeprefix('pos_').removesuffix('_hash')
-        finer = {s: (*told[s], f"{key}={s[n]!r}" if ' ' in s[n] else f"{key}={s[n]}") for s in told}
+        key, finer = column.removeprefix('pos_').removesuffix('_hash'), {}
+        for setting, words in told.items():
+            value = repr(setting[n]) if ' ' in setting[n] else setting[n]
+            finer[setting] = (*words, f'{key}={value}' if value else '')
         if len(set(finer.values())) > parts:
             told, parts = finer, len(set(finer.values()))
-    return {s: ' '.join(word for word in words if not word.endswith('=')) for s, words in told.items()}
+    return {setting: ' '.join(filter(None, words)) for setting, words in told.items()}
 
 def read(path):
     """
-    A csv as {panel: {encoding: group}}. A group has the rows of one setting, never of two that differ in a column or
-    hash: seeds {seed: {T: value}}; of the last row all columns, L, and lengths {T: (value, lo, hi, n)}.
+    A csv as {panel: {encoding: group}}. A group has the rows of one setting, never of two that differ in a
+    column or hash: seeds {seed: {T: value}}; of its last row all columns, L, lengths {T: [value, lo, hi, n]}.
     """
     groups = {}
     for row in read_rows(path):
         try:
             seed, L = int(row['seed']), int(row['block_size'])
-            lengths = {int(T): (value, lo, hi, n) for T, (value, lo, hi, n) in json.loads(row['metrics']).items()}
-            sound = lengths and min(L, *lengths) > 0 and np.isfinite([*lengths.values()]).all()
+            lengths = {int(T): values for T, values in json.loads(row['metrics']).items()}
+            sound = min(L, *lengths) > 0 and np.isfinite([*lengths.values()]).all(axis=0).sum() == 4
         except (ValueError, TypeError):
             sound = False
         if not sound or row['metric'] not in METRICS:
@@ -245,8 +250,8 @@ def base_of(encodings):
 
 def compare(panels):
     """
-    Gives every group cells {T: {n, mean, half, difference}}: the metric at a length, and the difference to the
-    baseline over the seeds that both have, its p adjusted for all of the csv. Returns how many were compared.
+    Gives every group cells {T: {n, mean, half, difference}}: the metric at a length, and the difference to
+    the baseline over the seeds that both have, p adjusted for all of the csv. Returns how many were compared.
     """
     cells, tests = [], []
     for encodings in panels.values():
@@ -286,31 +291,38 @@ def plus_minus(x, sign=''):
     """0.982 ±0.009, of a cell or of its difference."""
     return f"{x['mean']:{sign}.3f}" + (f" ±{x['half']:.3f}" if x['n'] > 1 else '')
 
+def small(p):
+    return 'n/a' if math.isnan(p) else '<.001' if p < .001 else f'{p:.3f}'
+
 def table(encodings, lengths):
-    """Lists of cells, a line for every encoding and length; n/a is what was not measured or not compared."""
+    """Lists of cells, a line for every encoding and length; n/a: not measured there, or no baseline."""
     lines = [['encoding', 'length', 'n', 'mean', 'difference', 'p', 'adj. p', 'verdict']]
     for name, group in encodings.items():
         for T in lengths:
-            cell = group.cells.get(T)
-            words = ['n/a', '', '', '', '']
-            if cell:
-                words[0] = plus_minus(cell)
+            n, mean, compared = '', 'n/a', ['n/a', '', '', '']
+            if cell := group.cells.get(T):
+                n, mean = str(cell['n']), plus_minus(cell)
+                if n == '1': # the interval of its rows or windows
+                    mean += ' ({:.3f}-{:.3f})'.format(*group.lengths[T][1:3])
             if cell and 'difference' in cell:
                 d = cell['difference']
-                p = ['n/a' if math.isnan(d[k]) else '<.001' if d[k] < .001 else f'{d[k]:.3f}' for k in ('p', 'adjusted_p')]
-                words[1:] = plus_minus(d, '+'), *p, d['verdict']
+                compared = [plus_minus(d, '+'), small(d['p']), small(d['adjusted_p']), d['verdict']]
+                if d['n'] < cell['n']: # the baseline lacks some
+                    n = f"{d['n']}/{n}"
             elif name == base_of(encodings):
-                words[4] = 'baseline'
-            lines.append([name, f'{T / group.L:g}L', str(len(group.seeds)), *words])
+                compared = ['', '', '', 'baseline']
+            lines.append([name, f'{T / group.L:g}L', n, mean, *compared])
     return lines
 
 def as_text(lines):
     """In 100 columns; a long name has a line of its own."""
-    width = [34, *(max(len(line[c]) for line in lines) for c in range(1, len(lines[0])))]
+    width = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
+    width[0] = min(width[0], 100 - sum(w + 2 for w in width[1:]))
     for name, *cells in lines:
-        if len(name) > 34:
+        if len(name) > width[0]:
             print(textwrap.fill(name, 100))
-        print((name if len(name) <= 34 else '').ljust(34), *(c.rjust(w) for c, w in zip(cells, width[1:])), sep='  ')
+            name = ''
+        print(name.ljust(width[0]), *(cell.rjust(w) for cell, w in zip(cells, width[1:])), sep='  ')
 
 def markdown(text):
     return re.sub(r'([\\|*<>`$\[\]])', r'\\\1', ' '.join(text.split()))
@@ -323,18 +335,18 @@ def caption(path, panels, count):
     """What the numbers are."""
     rows = [group.row for encodings in panels.values() for group in encodings.values()]
     metrics = [METRICS[m] for m in sorted({row['metric'] for row in rows})]
-    yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to {baseline}, "
-           f"paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} comparisons of "
-           f"{os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval lies within "
-           f"{' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no verdict below n = 3.")
-    for data in sorted({f"{row['dataset']} ({row['data_checksum']})" for row in rows if row['data_checksum']}):
+    yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to "
+           f"{baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
+           f"comparisons of {os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval "
+           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no verdict below n = 3.")
+    for data in sorted({f"{row['dataset']} {row['data_checksum']}" for row in rows if row['data_checksum']}):
         yield f"Data from a file, {data}: every interval is conditional on it."
 
 # -----------------------------------------------------------------------------
 # report: figures
 
 def draw(path, curves, heading, xlabel, ylabel, level, word, top):
-    """{name: [(x, cell)]} as lines with the name at the end. A band is a 95% interval, of three seeds or more."""
+    """{name: [(x, cell)]} as lines, named at their ends; a band is a 95% interval, of three seeds or more."""
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
     seen, ends, kinds = [], [], []
@@ -358,7 +370,7 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
     low, high, height = min(seen) - room, min(max(seen) + room, top), -1
     for end, name, color in sorted(ends):
         height = max(height + .055, (end - low) / (high - low))
-        ax.annotate(name.replace('$', r'\$'), (1.02, height), xycoords='axes fraction', va='center', color=color)
+        ax.text(1.02, height, name.replace('$', r'\$'), transform=ax.transAxes, va='center', color=color)
     ticks = sorted({x for points in curves.values() for x, _ in points})
     if xlabel == LENGTH:
         ax.axvline(1, color='#888888', lw=1, ls=':')
@@ -373,41 +385,43 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
 LENGTH = 'context length / training length (dotted: as trained)'
 
 def figures(path, panels, chosen):
-    """A figure per panel, or one over all of them: those asked for, else the baseline and the best of each kind."""
+    """One for each panel, or one over all: what was asked for, else the baseline and the best of each kind."""
     stem, pictures = path.removesuffix('.csv'), {}
     for panel, encodings in panels.items():
         base = base_of(encodings)
         best = {name.split()[0]: name for name in reversed(encodings)}
         shown = [name for name in encodings if name in (chosen or [base, *best.values()])]
-        file = '_'.join([stem] + ([] if figure in RUN else re.findall(r'[\w.+-]+', panel))) + '.png'
+        key = '' if figure in RUN else panel
         for name in sorted(shown, key=lambda name: name != base)[:7]:
             group = encodings[name]
             points = [(T / group.L, cell) for T, cell in group.cells.items()]
-            if figure in RUN: # one for each panel, at the longest context
+            if figure in RUN: # a point for each panel, at the longest context
                 points = [(float(group.row[figure]), cell) for _, cell in points[-1:]]
             if figure != 'value':
                 points = [(x, cell['difference']) for x, cell in points if 'difference' in cell]
-            picture = pictures.setdefault(file, SimpleNamespace(row=group.row, base=base, panel=panel, curves={}))
+            row, base, curves = pictures.setdefault(key, (group.row, base, {}))
             if points:
-                picture.curves[name] = sorted(picture.curves.get(name, []) + points, key=lambda point: point[0])
+                curves[name] = sorted(curves.get(name, []) + points, key=lambda point: point[0])
 
-    for file, picture in pictures.items():
-        label, sign, *_ = METRICS[picture.row['metric']]
-        cells = [cell for points in picture.curves.values() for _, cell in points]
-        if not cells:
+    drawn = []
+    for panel, (row, base, curves) in pictures.items():
+        cells = [cell for points in curves.values() for _, cell in points]
+        if not cells or len(drawn) == 20: # nobody looks at more
             continue
-        level, word = getattr(TASKS.get(picture.row['dataset']), 'chance', None), 'chance'
-        axis, xlabel, where = 'context length', LENGTH, picture.panel or picture.row['note']
-        if figure != 'value':
-            level, word, label = 0, picture.base, f'{label} minus that of {picture.base}'
-        if figure in RUN:
-            axis, xlabel, where = figure, figure, 'at the longest context'
+        label, sign, *_ = METRICS[row['metric']]
         few, many = min(cell['n'] for cell in cells), max(cell['n'] for cell in cells)
-        heading = f"{title or f'{label} by {axis}'}\n{where}; {few if few == many else f'{few} to {many}'} seeds"
-        share = figure == 'value' and sign > 0 and max(cell['mean'] for cell in cells) <= 1
+        level, word, top = getattr(TASKS.get(row['dataset']), 'chance', None), 'chance', math.inf
+        if figure != 'value':
+            level, word, label = 0, base, f'{label} minus that of {base}'
+        elif sign > 0 and max(cell['mean'] for cell in cells) <= 1:
+            top = 1 # a share has no more
+        heading = title or f"{label} by {figure if figure in RUN else 'context length'}"
+        heading += f"\n{panel or row['note']}; {few if few == many else f'{few} to {many}'} seeds"
+        file = '_'.join([stem, *re.findall(r'[\w.+-]+', panel)]) + '.png'
         ylabel = f"{label} ({'higher' if sign > 0 else 'lower'} is better)"
-        draw(file, picture.curves, heading, xlabel, ylabel, level, word, 1 if share else math.inf)
-    return [os.path.basename(file) for file in pictures if pictures[file].curves]
+        draw(file, curves, heading, figure if figure in RUN else LENGTH, ylabel, level, word, top)
+        drawn.append(os.path.basename(file))
+    return drawn
 
 # -----------------------------------------------------------------------------
 
@@ -424,7 +438,8 @@ def report_on(path, chosen=()):
 
     # X.md has everything, the terminal what was asked for
     stem = path.removesuffix('.csv')
-    page = [f"# {markdown(title or os.path.basename(path))}", '', '    ' + shlex.join(['python', 'ablate.py', *sys.argv[1:]])]
+    page = [f"# {markdown(title or os.path.basename(path))}", '']
+    page += ['    ' + shlex.join(['python', 'ablate.py', *sys.argv[1:]])]
     for panel, encodings in panels.items():
         lengths = sorted({T for group in encodings.values() for T in group.cells})
         page += ['', f'## {markdown(panel)}'] if panel else []
@@ -434,7 +449,7 @@ def report_on(path, chosen=()):
             print(f'\n{panel}' if panel else '')
             as_text(table(shown, lengths[-1:]))
         if not base_of(encodings):
-            print(f"note: no rows of the baseline {baseline!r} here; --baseline= may be one of {', '.join(encodings)}")
+            print(f"note: no rows of the baseline {baseline!r} here; there are {', '.join(encodings)}")
     for line in caption(path, panels, count):
         page += ['', markdown(line)]
         print('\n' + textwrap.fill(line, 98))
@@ -447,10 +462,12 @@ def report_on(path, chosen=()):
     print('written:', ', '.join([os.path.basename(f'{stem}.md'), *drawn]))
 
     # one JSON object: six digits, null for what is not known
-    summary = {panel: {name: {'seeds': sorted(group.seeds)} | group.cells for name, group in encodings.items()}
-               for panel, encodings in panels.items()}
-    text = json.dumps({'report': os.path.basename(path), 'baseline': baseline, 'comparisons': count, 'panels': summary})
-    print(json.dumps(json.loads(text, parse_float=lambda x: float(f'{float(x):.6g}'), parse_constant=lambda _: None)))
+    summary = {}
+    for panel, encodings in panels.items():
+        summary[panel] = {name: {'seeds': sorted(group.seeds)} | group.cells for name, group in encodings.items()}
+    summary = dict(report=os.path.basename(path), baseline=baseline, comparisons=count, panels=summary)
+    print(json.dumps(json.loads(json.dumps(summary), parse_float=lambda x: float(f'{float(x):.6g}'),
+                                parse_constant=lambda _: None)))
 
 # -----------------------------------------------------------------------------
 
@@ -459,11 +476,11 @@ if __name__ == '__main__': # the tests import the functions above
     mine = [a for a in sys.argv[1:] if a.startswith('-') and a.lstrip('-').partition('=')[0] in OWN]
     theirs = [a for a in sys.argv[1:] if a not in files + mine]
     configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir',
-                          f"x in {['value', 'difference', *RUN]}": 'figure'}, argv=mine)
+                          f"x in {['value', 'difference', *RUN[3:11]]}": 'figure'}, argv=mine)
     specs = [spec.strip() for spec in pos.split(',') if spec.strip()]
     if report:
         if files or theirs:
-            usage(f"{(files + theirs)[0]}: --report reads {report} alone, no config file and no setting of train.py")
+            usage(f"{(files + theirs)[0]}: --report takes no config file and no setting of train.py")
         report_on(os.path.join(report, 'results.csv') if os.path.isdir(report) else report, specs)
         sys.exit()
 
@@ -473,14 +490,15 @@ if __name__ == '__main__': # the tests import the functions above
     if taken := [k for k in typed() if k in 'seed label json init_from skip_done dry_run'.split()]:
         usage(f"--{taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
     labels = tuple(label_of(spec) for spec in specs)
-    for name, values in dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate).items():
+    lists = dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate)
+    for name, values in lists.items():
         if len(set(values)) < len(values):
             usage(f"--{name}: {max(values, key=values.count)} stands there twice")
     if len(learning_rate) > 1:
         if rated := [spec for spec in specs if ':learning_rate=' in spec]:
             usage(f"--pos={rated[0]}: has a learning rate of its own, and --learning_rate= would tune it")
         if both := sorted({*seeds} & {*tune_seeds}):
-            usage(f"--tune_seeds: {both[0]} is among --seeds, but a rate chosen on a seed flatters it; give others")
+            usage(f"--tune_seeds: {both[0]} is among --seeds, but a rate that is chosen on a seed flatters it")
     else:
         theirs += [f'--learning_rate={rate}' for rate in learning_rate]
 
