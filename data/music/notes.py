@@ -155,8 +155,8 @@ def write_midi(tokens, path, tempo=80):
 
 def draw_roll(pieces, path, mark=0):
     """
-    A piano roll of each (title, tokens), one below the other: time to the right, pitch upwards, a colour per voice.
-    A line after `mark` steps says where the prompt ends. Needs matplotlib.
+    A piano roll of each (title, tokens), one below the other: time to the right, pitch upwards, a colour per
+    voice. A line after `mark` steps says where the prompt ends. Needs matplotlib.
     """
     from matplotlib.figure import Figure
     colours = ('#d62728', '#e69f00', '#009e73', '#0072b2')
