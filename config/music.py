@@ -1,9 +1,12 @@
-# Bach's chorales (data/music): L = 128 tokens are 8 quarter notes of four voices, two bars.
+# Bach's chorales: L = 128 tokens are 8 quarter notes of four voices, two bars.
 #
 #     pip install music21
 #     python data/music/prepare.py
 #     python train.py config/music.py --pos=jordan_scaled+alibi
-#     python sample.py --out_dir=out-music --start=PIECE:0
+#     python sample.py --out_dir=out-music --start=PIECE:0 --num_samples=1     # prints it, writes MIDI
+#
+# The metric is bits per token, of the same targets at every length: the last 64 of each window of the 51 test
+# pieces (of 72) that have 768 tokens, 200 windows. A 5-gram of the same tokens: 1.43 (data/music/ngram.py).
 out_dir = 'out-music'
 dataset = 'music'
 block_size = 128
@@ -17,6 +20,6 @@ max_iters = 1500
 warmup_iters = 100
 weight_decay = 0.1
 eval_interval = 250
-eval_iters = 256 # validation windows of L
-eval_lens = (128, 256, 512, 768)
+eval_iters = 256 # validation windows of L; there are about 190
+eval_lens = (128, 256, 512, 768) # few pieces have 1,024
 log_interval = 50

@@ -1,6 +1,6 @@
 """
-The music: a score is what its tokens say, a MIDI file is what the model wrote, no melody is in two splits, and no
-window leaves its piece. What needs music21 is skipped where it is not installed; nothing needs a network.
+The music: a score is what its tokens say, a MIDI file is what the model wrote, no melody is in two splits,
+and no window leaves its piece. What needs music21 is skipped where it is not installed.
 """
 
 import json
@@ -25,7 +25,7 @@ def need_music21():
     return pytest.importorskip('music21', reason='music21 is not installed: pip install music21')
 
 def chorale(seed, steps):
-    """Four lists of notes that fill so many steps: random pitches in the range of each voice, notes of 1 to 8, rests."""
+    """Four lists of notes that fill so many steps: random, each voice in its range, with rests."""
     rng, voices = np.random.default_rng(seed), []
     for low, high in ((57, 82), (53, 75), (48, 70), (36, 65)):
         voice, step = [], 0
@@ -91,11 +91,12 @@ def test_a_score_to_tokens_and_back():
     need_music21()
     from music21 import note, stream, tie
     soprano = stream.Part(id='Soprano')
-    tied = [note.Note('C5', quarterLength=1), note.Note('C5', quarterLength=.5), note.Note('C5', quarterLength=.5)]
-    tied[0].tie, tied[1].tie = tie.Tie('start'), tie.Tie('stop') # the third is struck again
-    soprano.append([*tied, note.Rest(quarterLength=1), note.Note('D5', quarterLength=1)])
+    same = [note.Note('C5', quarterLength=length) for length in (1, .5, .5)]
+    same[0].tie, same[1].tie = tie.Tie('start'), tie.Tie('stop') # the third is struck again
+    soprano.append([*same, note.Rest(quarterLength=1), note.Note('D5', quarterLength=1)])
     alto = stream.Part(id='Alto')
-    alto.append([note.Note(p, quarterLength=Fraction(1, 3)) for p in ('G4', 'A4', 'B4')]) # a triplet
+    # a triplet
+    alto.append([note.Note(name, quarterLength=Fraction(1, 3)) for name in ('G4', 'A4', 'B4')])
     alto.append(note.Note('C5', quarterLength=3))
     tenor = stream.Part(id='Tenor')
     tenor.append([note.Note('E4').getGrace(), note.Note('E4', quarterLength=4)])
@@ -105,13 +106,15 @@ def test_a_score_to_tokens_and_back():
         bar.append(note.Note('C3', quarterLength=2))
         bass.append(bar)
     voices, rounded = notes.read_score(stream.Score([soprano, alto, tenor, bass]))
-    assert voices == [[(0, 6, 72), (6, 2, 72), (12, 4, 74)], [(0, 1, 67), (1, 2, 69), (3, 1, 71), (4, 12, 72)],
-                      [(0, 16, 64)], [(0, 8, 48), (8, 8, 48)]]
+    assert voices == [[(0, 6, 72), (6, 2, 72), (12, 4, 74)],
+                      [(0, 1, 67), (1, 2, 69), (3, 1, 71), (4, 12, 72)],
+                      [(0, 16, 64)],
+                      [(0, 8, 48), (8, 8, 48)]]
     assert rounded == 4 # the three of the triplet, and the grace note
     assert notes.notes_of(notes.tokens_of(voices)) == voices
 
 def read_midi(path):
-    """A reader of standard MIDI files that knows notes alone: for each track that has some [(onset, duration, pitch)]."""
+    """A reader of standard MIDI files: [(onset, duration, pitch)] of each track that has notes."""
     with open(path, 'rb') as f:
         data = f.read()
     kind, length, _, count, division = struct.unpack('>4sIHHH', data[:14])
@@ -155,11 +158,11 @@ def read_midi(path):
 
 @pytest.mark.parametrize('seed', range(3))
 def test_midi_reads_back_the_same(tmp_path, seed):
-    """By a reader of our own: the same notes, onsets and durations in each voice, one pitch after itself included."""
+    """By a reader of our own: the same notes, onsets and durations, a pitch after itself included."""
     music21 = need_music21()
     voices = chorale(seed, 300)
     voices[0][:2] = [(0, 4, 72), (4, 4, 72)]
-    voices[0] = [n for n in voices[0][:2]] + [n for n in voices[0][2:] if n[0] >= 8]
+    voices[0] = voices[0][:2] + [note for note in voices[0][2:] if note[0] >= 8]
     expected = [[(Fraction(a, 4), Fraction(n, 4), pitch) for a, n, pitch in voice] for voice in voices]
     path = tmp_path / 'a.mid'
     notes.write_midi(notes.tokens_of(voices), path)
@@ -171,7 +174,7 @@ def test_midi_reads_back_the_same(tmp_path, seed):
 # splits
 
 def test_groups_and_splits():
-    """A melody in another key, a shared title, and friends of friends are one group, and a group is in one split."""
+    """What shares a melody in any key or a title, directly or through others, is in one split."""
     rng = np.random.default_rng(0)
     melodies = [rng.integers(-4, 5, 40).tolist() for _ in range(60)] # intervals, so in every key
     melodies[7][20:35] = melodies[3][:15] # 16 pitches, at another place
@@ -222,8 +225,8 @@ def make(root, monkeypatch, L):
 
 def run(root, *args):
     env = os.environ | {'OMP_NUM_THREADS': '1'}
-    return subprocess.run([sys.executable, *map(str, args)], cwd=root, env=env, capture_output=True, encoding='utf-8',
-                          timeout=300)
+    return subprocess.run([sys.executable, *map(str, args)], cwd=root, env=env, capture_output=True,
+                          encoding='utf-8', timeout=600)
 
 def test_windows_stay_in_their_piece(root, monkeypatch):
     L = 64
@@ -279,11 +282,11 @@ def test_no_piece_is_long_enough(root, monkeypatch, capsys):
     assert 'block_size=161; the longest has 160 tokens' in capsys.readouterr().err
 
 def test_train_sample_midi(root):
-    """As a user does it: a model, music that goes on from a test piece, a MIDI file that is what was printed."""
-    r = run(root, 'train.py', '--dataset=music', '--block_size=64', '--n_layer=1', '--n_embd=32', '--n_head=2', '--pos=rope',
-            '--max_iters=2', '--batch_size=4', '--eval_iters=4', '--eval_lens=64,128,256', '--device=cpu', '--warmup_iters=1')
-    assert r.returncode == 0, r.stderr
-    assert 'bits per token' in r.stdout
+    """As a user does it: a model, music that goes on from a test piece, its MIDI file."""
+    flags = 'dataset=music block_size=64 n_layer=1 n_embd=32 n_head=2 pos=rope device=cpu batch_size=4'
+    flags += ' max_iters=2 warmup_iters=1 eval_iters=4 eval_lens=64,128,256'
+    r = run(root, 'train.py', *(f'--{flag}' for flag in flags.split()))
+    assert r.returncode == 0 and 'bits per token' in r.stdout, r.stderr
     r = run(root, 'sample.py', '--start=PIECE:3', '--num_samples=2', '--max_new_tokens=41', '--device=cpu')
     assert r.returncode == 0, r.stderr
     assert 'test3 a title' in r.stdout and r.stdout.count('Soprano') >= 2
@@ -312,11 +315,15 @@ def test_what_is_no_piece(root, monkeypatch, capsys, start):
         make(root, monkeypatch, 64).show(None, SimpleNamespace(start=start))
     assert e.value.code == 2 and f'start={start}: ' in capsys.readouterr().err
 
-def test_without_music21(root):
-    """One line that says what to install, and nothing is destroyed."""
+def run_without_music21(root, script, *args):
+    """The same, with a music21 that cannot be imported first on the path."""
     (root / 'music21.py').write_text('raise ImportError')
-    r = run(root, '-c', f"import sys, runpy; sys.path.insert(0, {str(root)!r}); sys.argv = ['prepare.py', '--name=other'];"
-            "runpy.run_path('data/music/prepare.py', run_name='__main__')")
+    code = f"import sys, runpy; sys.argv = {[script, *args]}; runpy.run_path({script!r}, run_name='__main__')"
+    return run(root, '-c', code)
+
+def test_without_music21(root):
+    """One line that says what to install."""
+    r = run_without_music21(root, 'data/music/prepare.py', '--name=other')
     assert r.returncode == 1 and r.stderr.count('\n') == 1 and 'pip install music21' in r.stderr
     show = ("from data.music import notes; notes.show(notes.tokens_of([[(0, 4, 60)], [], [], []]), 'there')")
     r = run(root, '-c', show)
@@ -356,7 +363,7 @@ def test_ngram_command(root):
 
 @pytest.mark.slow
 def test_the_corpus(root):
-    """All of it: half a minute. The counts of README, no melody in two splits, and the second run needs no music21."""
+    """All of it, in half a minute: the counts, no melody in two splits, once more without music21."""
     need_music21()
     r = run(root, 'data/music/prepare.py')
     assert r.returncode == 0, r.stderr
@@ -366,11 +373,10 @@ def test_the_corpus(root):
     for split, m in meta['splits'].items():
         stream = np.fromfile(root / 'data' / 'music' / f'{split}.bin', np.uint8)
         copies = 12 if split == 'train' else 1
-        assert (stream == notes.SEPARATOR).sum() == copies * pieces[split] + 1 and stream[0] == stream[-1] == 0
-        assert (np.diff(np.flatnonzero(stream == notes.SEPARATOR)) % 4 == 1).all()
-    assert [line.split()[:3] for line in r.stdout.split('\n') if line.split()[:1] == ['16']] == [['16', '0', '0.0']]
+        separators = np.flatnonzero(stream == notes.SEPARATOR)
+        assert len(separators) == copies * pieces[split] + 1 and stream[0] == stream[-1] == notes.SEPARATOR
+        assert (np.diff(separators) % 4 == 1).all()
+    assert '\n 16           0  ' in r.stdout
     before = (root / 'data' / 'music' / 'train.bin').read_bytes()
-    (root / 'music21.py').write_text('raise ImportError')
-    r = run(root, '-c', f"import sys, runpy; sys.path.insert(0, {str(root)!r}); sys.argv = ['prepare.py'];"
-            "runpy.run_path('data/music/prepare.py', run_name='__main__')")
+    r = run_without_music21(root, 'data/music/prepare.py')
     assert r.returncode == 0 and (root / 'data' / 'music' / 'train.bin').read_bytes() == before

@@ -16,6 +16,8 @@ import os
 
 import numpy as np
 
+from common import fail
+
 VOICES = ('Soprano', 'Alto', 'Tenor', 'Bass')
 STEPS = 4 # a quarter note; so a bar of 4/4 is 16 steps, 64 tokens
 LOW, HIGH = 30, 88 # pitches. Chorales have 36 to 81; transpositions by -5 to +6 semitones need 31 to 87
@@ -114,7 +116,7 @@ def name_of(pitch):
     """60 -> C4. A token knows no key, so black keys are sharps."""
     return 'C C# D D# E F F# G G# A A# B'.split()[pitch % 12] + str(pitch // 12 - 1)
 
-def lines(tokens, columns=18):
+def lines(tokens, columns=16):
     """
     Four lines of note names under the time in quarter notes, with a column for every step at which some
     voice begins a note or falls silent: '-' is held, '.' is silent. Broken into blocks of so many columns.
@@ -133,7 +135,7 @@ def lines(tokens, columns=18):
         table.append([voice, *cells.values()])
     blocks = []
     for a in range(1, len(times), columns):
-        rows = [f'{row[0]:8}' + ''.join(f'{cell:5}' for cell in row[a:a + columns]) for row in table]
+        rows = [f'{row[0]:8}' + ''.join(f'{cell:6}' for cell in row[a:a + columns]) for row in table]
         blocks.append('\n'.join(row.rstrip() for row in rows))
     return '\n\n'.join(blocks)
 
@@ -153,32 +155,27 @@ def write_midi(tokens, path, tempo=80):
 
 def draw_roll(pieces, path, mark=0):
     """
-    A piano roll of each (title, tokens), one below the other: time to the right, pitch upwards, a colour
-    per voice. A line after `mark` steps says where the prompt ends. Needs matplotlib.
+    A piano roll of each (title, tokens), one below the other: time to the right, pitch upwards, a colour per
+    voice. A line after `mark` steps says where the prompt ends. Needs matplotlib.
     """
-    import matplotlib
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     colours = ('#d62728', '#e69f00', '#009e73', '#0072b2')
-    size = (10, 2.6 * len(pieces))
-    fig, axes = plt.subplots(len(pieces), figsize=size, sharex=True, sharey=True, squeeze=False) # (pieces, 1)
-    for ax, (title, tokens) in zip(axes[:, 0], pieces):
+    fig = Figure(figsize=(10, 2.6 * len(pieces)), layout='tight')
+    axes = fig.subplots(len(pieces), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for ax, (title, tokens) in zip(axes, pieces):
         for voice, notes, colour in zip(VOICES, notes_of(tokens), colours):
-            # a gap of a tenth of a step, so that two notes of one pitch are two bars
-            bars = [(start / STEPS, (length - .1) / STEPS) for start, length, _ in notes]
-            for bar, (_, _, pitch) in zip(bars, notes):
-                ax.broken_barh([bar], (pitch - .4, .8), color=colour)
+            for start, length, pitch in notes:
+                # a gap of a tenth of a step, so that a pitch that is struck twice is two bars
+                ax.broken_barh([(start / STEPS, (length - .1) / STEPS)], (pitch - .4, .8), color=colour)
             ax.plot([], [], color=colour, linewidth=5, label=voice.lower())
         if mark:
             ax.axvline(mark / STEPS, color='black', linewidth=1, linestyle='--')
         ax.set_title(title, loc='left', fontsize=10)
         ax.set_yticks(range(36, 85, 12), [name_of(pitch) for pitch in range(36, 85, 12)])
         ax.grid(axis='y', linewidth=.4)
-    axes[0, 0].legend(loc='upper right', ncol=4, fontsize=8)
-    axes[-1, 0].set_xlabel('quarter notes' + ('; the prompt ends at the dashed line' if mark else ''))
-    fig.tight_layout()
+    axes[0].legend(loc='lower right', bbox_to_anchor=(1, 1), ncol=4, fontsize=8, frameon=False)
+    axes[-1].set_xlabel('quarter notes' + ('; the prompt ends at the dashed line' if mark else ''))
     fig.savefig(path, dpi=110)
-    plt.close(fig)
 
 def show(tokens, path, original=(), prompt=0):
     """
@@ -191,10 +188,15 @@ def show(tokens, path, original=(), prompt=0):
         print(f"written: {path}.mid")
     except ImportError:
         print("no MIDI file, which needs music21: pip install music21")
-    if original:
-        try:
-            pieces = ('the model', tokens), ('the original', original[:len(tokens)])
-            draw_roll(pieces, path + '.png', prompt // len(VOICES))
-            print(f"written: {path}.png")
-        except ImportError:
-            print("no picture, which needs matplotlib: pip install matplotlib")
+    except OSError as e:
+        fail(f"{path}.mid cannot be written ({e.strerror})")
+    if not len(original):
+        return
+    try:
+        pieces = ('the model', tokens), ('the original', original[:len(tokens)])
+        draw_roll(pieces, path + '.png', prompt // len(VOICES))
+        print(f"written: {path}.png")
+    except ImportError:
+        print("no picture, which needs matplotlib: pip install matplotlib")
+    except OSError as e:
+        fail(f"{path}.png cannot be written ({e.strerror})")
