@@ -227,15 +227,16 @@ class RecallTask(Task):
     note = '8 pairs'
 
     def rows(self, rng, T, n):
-        body, end = T + 1 - 2 * self.PAIRS, 2 * self.PAIRS
-        values = rng.integers(0, 8, (n, self.PAIRS))                       # of each key
-        # eight different places for the pairs, then the keys in an order for the questions
-        place = 2 * rng.random((n, body // 2)).argsort(axis=1)[:, :self.PAIRS]
-        order = rng.random((n, self.PAIRS)).argsort(axis=1)
+        pairs, body = self.PAIRS, T + 1 - 2 * self.PAIRS
+        # all that is random in a row at once: the first rows are the same ones, however many there are
+        drawn = rng.random((n, 2 * pairs + body // 2))
+        values = (8 * drawn[:, :pairs]).astype(np.uint8)                       # of each key
+        order = drawn[:, pairs:2 * pairs].argsort(axis=1)                      # of the questions
+        place = 2 * drawn[:, 2 * pairs:].argsort(axis=1)[:, :pairs]            # of the pairs
         row, each = np.full((n, T + 1), self.BLANK, np.uint8), np.arange(n)[:, None]
-        row[each, place], row[each, place + 1] = 8 + np.arange(self.PAIRS), values
+        row[each, place], row[each, place + 1] = 8 + np.arange(pairs), values
         row[:, body::2], row[:, body + 1::2] = 8 + order, values[each, order]
-        x, y = torch.from_numpy(row[:, :-1].copy()), torch.from_numpy(row[:, -end:].astype(np.int64))
+        x, y = torch.from_numpy(row[:, :-1].copy()), torch.from_numpy(row[:, body:].astype(np.int64))
         y[:, 0::2] = -1 # nobody can know which key comes next
         return x, y
 

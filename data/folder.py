@@ -40,7 +40,7 @@ def read_folder(name, known=()):
         check_meta(meta)
     except OSError as e:
         fail(f"data/{name}/meta.json cannot be read ({e.strerror})")
-    except (ValueError, KeyError, TypeError, AttributeError): # no JSON, or not as it should be
+    except (ValueError, LookupError, TypeError, AttributeError): # no JSON, or not as it should be
         fail(f"dataset {name!r}: data/{name}/meta.json is damaged or of another version; {how}")
     dtype, data = np.dtype(meta['dtype']), {}
     whole = [meta[key] for key in ('kind', 'vocab_size', 'answers', 'asked') if key in meta]

@@ -135,7 +135,7 @@ if test:
     splits['test'] = pieces_of([test])
 for split, pieces in splits.items():
     if size_of(pieces) < 2:
-        usage(f"the {split} split would have {size_of(pieces)} bytes of text, too short to learn from: "
+        usage(f"the {split} split would be too short to learn from (bytes: {size_of(pieces)}): "
               "use a longer text, or give --val")
 
 # where the text came from, for every row of results
