@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from common import fail
 from configurator import ROOT, usage
 from data.folder import read_folder
+from data.text.codec import codec, read_file, readable
 
 # name in the csv: (what it is called, +1 if more is better or -1, differences within this margin are `level`)
 METRICS = {
@@ -81,6 +82,8 @@ def interval(values, resamples=2000):
         centre, scale = mean + z * z / (2 * n), 1 + z * z / n
         half = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
         return (centre - half) / scale, (centre + half) / scale
+    if n < 2: # one window: nobody knows
+        return math.nan, math.nan
     rng, means = np.random.default_rng(0), []
     for _ in range(resamples): # one at a time: memory stays that of the values
         means.append(values[rng.integers(0, n, n)].mean())
@@ -101,6 +104,8 @@ class Task:
     def __init__(self, config):
         self.L = config['block_size']
         self.lengths = config['lengths'] or (self.L,)
+        if self.L < self.shortest:
+            usage(f"block_size={self.L}: a row of {config['dataset']} has at least {self.shortest} tokens")
         if min(self.lengths) < self.shortest or max(self.lengths) > self.L:
             usage(f"lengths={commas(self.lengths)}: expected {self.shortest} <= T <= block_size={self.L}")
         if config['lengths']:
@@ -133,7 +138,10 @@ class Task:
     def show(self, model, how):
         """What sample.py prints: some rows of each length, and how likely the model found the last answer."""
         lengths = [n * self.L for n in (1, 2, 4, 8) if n * self.L <= model.longest]
-        for T in self.available(lengths)[0]:
+        lengths, why = self.available(lengths)
+        if not lengths:
+            print(f"no rows to show: {why}")
+        for T in lengths:
             x, y = self.examples('test', T, how.num_samples, how.seed, T, T)
             nats, hits = score(model, x, y, self.answers, how.device, how.context)
             value = self.values(nats, hits, y.numpy()).mean()
@@ -179,7 +187,8 @@ class KernelTask(Task):
     any T.
     """
     QUERY = 2
-    settings = 'kernel', 'omega', 'kernel_seed', 'lengths'
+    TIE = 1e-9 # a sum of zero comes out as rounding noise, which depends on the machine
+    settings = 'kernel', 'omega', 'lengths'
     vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
 
     def __init__(self, config):
@@ -188,7 +197,7 @@ class KernelTask(Task):
             usage(f"kernel={self.kernel!r}: expected one of {', '.join(KERNELS)}, random")
         self.note = f"{self.kernel} omega={self.omega:.4g}"
         if self.kernel == 'random': # another teacher for every seed, unless one is asked for
-            given = config['kernel_seed']
+            self.settings, given = ('kernel', 'kernel_seed', 'lengths'), config['kernel_seed']
             self.drawn = random_kernel(config['seed'] if given is None else given, config['block_size'])
             self.note = 'random kernel' if given is None else f"random kernel {given}"
         super().__init__(config)
@@ -200,7 +209,7 @@ class KernelTask(Task):
     def rows(self, rng, T, n):
         bits = rng.integers(0, 2, (n, T - 1), dtype=np.uint8)
         K = self.K(np.arange(T - 1, 0, -1)) # by position: lag T - 1 comes first
-        answer = np.concatenate([(2.0 * bits[a:a + 512] - 1) @ K > 0 for a in range(0, n, 512)])
+        answer = np.concatenate([(2.0 * bits[a:a + 512] - 1) @ K > self.TIE for a in range(0, n, 512)])
         x = np.concatenate((bits, np.full((n, 1), self.QUERY, np.uint8)), axis=1)
         return torch.from_numpy(x), torch.from_numpy(answer[:, None].astype(np.int64))
 
@@ -218,15 +227,16 @@ class RecallTask(Task):
     note = '8 pairs'
 
     def rows(self, rng, T, n):
-        body, end = T + 1 - 2 * self.PAIRS, 2 * self.PAIRS
-        values = rng.integers(0, 8, (n, self.PAIRS))                       # of each key
-        # eight different places for the pairs, then the keys in an order for the questions
-        place = 2 * rng.random((n, body // 2)).argsort(axis=1)[:, :self.PAIRS]
-        order = rng.random((n, self.PAIRS)).argsort(axis=1)
+        pairs, body = self.PAIRS, T + 1 - 2 * self.PAIRS
+        # all that is random in a row at once: the first rows are the same ones, however many there are
+        drawn = rng.random((n, 2 * pairs + body // 2))
+        values = (8 * drawn[:, :pairs]).astype(np.uint8)                       # of each key
+        order = drawn[:, pairs:2 * pairs].argsort(axis=1)                      # of the questions
+        place = 2 * drawn[:, 2 * pairs:].argsort(axis=1)[:, :pairs]            # of the pairs
         row, each = np.full((n, T + 1), self.BLANK, np.uint8), np.arange(n)[:, None]
-        row[each, place], row[each, place + 1] = 8 + np.arange(self.PAIRS), values
+        row[each, place], row[each, place + 1] = 8 + np.arange(pairs), values
         row[:, body::2], row[:, body + 1::2] = 8 + order, values[each, order]
-        x, y = torch.from_numpy(row[:, :-1].copy()), torch.from_numpy(row[:, -end:].astype(np.int64))
+        x, y = torch.from_numpy(row[:, :-1].copy()), torch.from_numpy(row[:, body:].astype(np.int64))
         y[:, 0::2] = -1 # nobody can know which key comes next
         return x, y
 
@@ -270,12 +280,13 @@ class TextTask(FolderTask):
     def bytes_of_tokens(self):
         """(vocab_size,): how many bytes of text a token stands for."""
         if self.meta['encoding'] == 'bytes':
-            return np.ones(256, np.uint8)
+            return np.ones(self.vocab_size, np.uint8)
         path = os.path.join(os.path.dirname(self.data['train'][0]), 'token_bytes.npy')
         try:
             lengths = np.load(path)
-            assert lengths.shape == (self.vocab_size,)
-        except (OSError, ValueError, AssertionError):
+        except (OSError, EOFError, ValueError): # missing, empty, damaged
+            lengths = np.zeros(0)
+        if lengths.shape != (self.vocab_size,):
             fail(f"{os.path.relpath(path, ROOT)}: missing, or not a number of bytes for each token; "
                  "run its prepare.py again")
         both = self.checksum + str(lengths.tolist())
@@ -308,19 +319,9 @@ class TextTask(FolderTask):
         """(N, k) each -> (N,), whose mean is the bits of all targets over the bytes of all targets."""
         return ratio(nats.sum(axis=1) / math.log(2), self.bytes[np.asarray(y)].sum(axis=1, dtype=np.int64))
 
-    def codec(self):
-        """(text as bytes -> tokens, tokens -> bytes)."""
-        if self.meta['encoding'] == 'gpt2':
-            bpe = gpt2_bpe()
-            return lambda text: bpe.encode_ordinary(text.decode('utf-8', errors='replace')), bpe.decode_bytes
-        if self.meta['encoding'] == 'bytes':
-            return list, bytes
-        usage(f"encoding {self.meta['encoding']!r} of this dataset: sample.py knows bytes and gpt2; "
-              "a task of its own in tasks.py could show it")
-
     def show(self, model, how):
         """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
-        encode, decode = self.codec()
+        encode, decode = codec(self.meta['encoding'])
         if how.score:
             return self.show_score(model, how, encode(read_file(how.score)))
         prompt, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
@@ -352,27 +353,6 @@ class TextTask(FolderTask):
             size += int(self.bytes[row[0, 1:].numpy()].sum(dtype=np.int64))
         print(f"{how.score}: {bits / size:.4f} bits per byte over {size:,} bytes, in windows of {self.L}")
 
-def read_file(path):
-    try:
-        with open(path, 'rb') as f:
-            return f.read()
-    except OSError as e:
-        usage(f"{path}: {e.strerror}")
-
-def readable(data):
-    """Bytes as text for any console: what is no UTF-8 or no printable character becomes U+FFFD."""
-    text = data.decode('utf-8', errors='replace').replace('\r\n', '\n')
-    return ''.join(c if c.isprintable() or c in '\n\t' else '\ufffd' for c in text)
-
-def gpt2_bpe():
-    """tiktoken's GPT-2 encoding; its vocabulary is fetched from the network once and then kept."""
-    import tiktoken
-    try:
-        return tiktoken.get_encoding('gpt2')
-    except Exception as e: # of requests, or of a damaged cache: tiktoken promises no kind
-        fail(f"tiktoken could not fetch its GPT-2 vocabulary ({type(e).__name__}): run this once with a "
-             "network, or point TIKTOKEN_CACHE_DIR to a copy of another machine's; bytes need none")
-
 class RowsTask(FolderTask):
     """
     Rows of T + 1 tokens that somebody's prepare.py made (data/synth/prepare.py, for one), the last
@@ -387,6 +367,11 @@ class RowsTask(FolderTask):
             usage(f"dataset={config['dataset']}: its rows are for --block_size={made_for}, not {self.L}")
         if self.lengths != (self.L,):
             usage(f"lengths={commas(self.lengths)}: the rows of {config['dataset']} all have length {self.L}")
+        for split in data:
+            top = self.tokens(split)[:, -self.asked:].max()
+            if top >= self.answers:
+                fail(f"data/{config['dataset']}/{split}.bin asks for token {top}, which is none of the "
+                     f"{self.answers} answers that its meta.json allows")
 
     def take(self, split, chosen):
         rows = torch.from_numpy(self.tokens(split)[chosen].astype(np.int64))
@@ -493,4 +478,7 @@ def make_task(config):
     if config['dataset'] in TASKS:
         return TASKS[config['dataset']](config)
     meta, data, checksum = read_folder(config['dataset'], known=TASKS)
+    if meta['kind'] not in FOLDERS:
+        known = ', '.join(FOLDERS)
+        fail(f"data/{config['dataset']}/meta.json: kind is {meta['kind']!r}, expected one of {known}")
     return FOLDERS[meta['kind']](config, meta, data, checksum)
