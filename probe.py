@@ -40,7 +40,6 @@ ckpt: tuple[str, ...] = () # checkpoints of train.py: what they learned, instead
 placebo = False # instead of that: their score with eta as learned, 0, and shuffled over heads and blocks
 temperatures: tuple[float, ...] = (1.0, 10.0, 100.0) # of the last layer's attention, beside the trained one
 rows = 512 # fresh rows (or windows) per length that are scored
-targets = 256 # tokens scored of each, its last ones, where a task asks for more than one
 flip_lags = 64 # lags at which input bits are flipped, spread over 1 .. T-1
 flip_rows = 24 # rows per lag at T = L, fewer at longer T, so that each length costs the same
 # -----------------------------------------------------------------------------
@@ -51,9 +50,8 @@ configure(globals(), {
     '0 <= x <= 10**9': 'seed',
     "x != ''": 'out_dir',
     'x and all(1e-3 <= t <= 1e4 for t in x)': 'temperatures', # beyond, float32 is noise
-    '1 <= x <= 10**6': 'rows targets',
+    '2 <= x <= 10**6': 'rows flip_rows',
     '8 <= x <= 10**6': 'flip_lags',
-    '2 <= x <= 10**6': 'flip_rows',
 }, argv=None if __name__ == '__main__' else []) # imported by a test: the defaults
 
 def num(x):
@@ -408,11 +406,11 @@ def open_checkpoint(path):
     print(f"\n{path}: {about['label']}, seed {about['seed']}, iteration {checkpoint.get('iter_num')}\n   {model.describe()}")
     return model, make_task(settings), about
 
-def lengths_of(model, task, multiples):
-    """Those multiples of the training length that the model and the task can have."""
+def examples_of(model, task, multiples):
+    """{T: fresh rows x, y} at those multiples of the training length that the model and the task can have."""
     L = model.config.block_size
-    lengths, _ = task.available([L * n for n in multiples if n == 1 or model.config.pos != 'learned'])
-    return lengths
+    lengths, _ = task.available([L * n for n in multiples if L * n <= model.longest])
+    return {T: task.examples('test', T, rows, seed + FRESH, max(lengths), L // 2) for T in lengths}
 
 def measure(model, task, x, y):
     """The task's metric on rows x (N, T), y (N, k), a value per row."""
@@ -466,15 +464,16 @@ def learned(path):
     if not hasattr(task, 'K'):
         return out
     L, omega = model.config.block_size, getattr(task, 'omega', None)
-    lengths, rng, lines = lengths_of(model, task, (1, 2, 4, 8)), np.random.default_rng([seed, 7]), []
-    single = reference_accuracies(model.config, task.K, omega, lengths)
+    examples, rng, lines = examples_of(model, task, (1, 2, 4, 8)), np.random.default_rng([seed, 7]), []
+    single = reference_accuracies(model.config, task.K, omega, examples)
     shares = lambda kernel, lags: phase_shares(kernel, lags, omega) if omega else [None, None]
-    for T in lengths:
-        x, y = task.examples('test', T, rows, seed + FRESH, max(lengths), targets)
+    for T, (x, y) in examples.items():
         # a random lag from each of equal stretches
         edges = np.linspace(1, T, min(flip_lags, T - 1) + 1)
         lags = np.unique((edges[:-1] + rng.random(len(edges) - 1) * np.diff(edges)).astype(np.int64))
         flips = flip_kernel(model, x[:max(2, flip_rows * L // T)], torch.from_numpy(lags)).numpy()
+        # every row counts the same: one whose answer is certain moves little, and its sign has no scale anyway
+        flips /= np.maximum(np.linalg.norm(flips, axis=1, keepdims=True), 1e-300)
         kernel, teacher = flips.mean(axis=0), task.K(lags)
         with np.errstate(invalid='ignore'): # a kernel that is 0
             correlation, halves = (np.corrcoef(a, b)[0, 1] for a, b in (
@@ -506,16 +505,15 @@ def change_eta(model, how):
 def placebo_of(path):
     """A row for each temperature, eta and length: the task's metric, and by how much it differs from the learned eta's."""
     model, task, about = open_checkpoint(path)
-    lengths, attn, out = lengths_of(model, task, (1, 8)), model.transformer.h[-1].attn, []
+    examples, attn, out = examples_of(model, task, (1, 8)), model.transformer.h[-1].attn, []
     has_eta = any(name.endswith('atanh_eta') for name, _ in model.named_parameters())
     as_trained = {name: p.clone() for name, p in model.state_dict().items()}
-    examples = {T: task.examples('test', T, rows, seed + FRESH, max(lengths), targets) for T in lengths}
     for attn.temperature in sorted({model.config.attn_temperature, *temperatures}):
         learned = {}
         for how in ('learned', '0', 'shuffled') if has_eta else ('learned',):
             change_eta(model, how)
-            for T in lengths:
-                values = measure(model, task, *examples[T])
+            for T, (x, y) in examples.items():
+                values = measure(model, task, x, y)
                 learned.setdefault(T, values)
                 out.append(about | dict(T=T, length=T / model.config.block_size, temperature=attn.temperature, eta=how,
                                         metric=task.metric, value=values.mean(), interval=interval(values),
