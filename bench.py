@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from common import COLORS, autocast, choose_device, fail, pyplot, save_figure
 from model import BIASES, GPT, GPTConfig, POS, reference_attention
+from runs import compile_blocks
 
 # -----------------------------------------------------------------------------
 pos = '' # encodings, comma-separated; '' is all of them, the biases on rope, and naive
@@ -85,15 +86,13 @@ def config_of(name, T, **kw):
     return GPTConfig(pos=name, block_size=T, n_layer=n_layer, n_head=n_head, n_embd=n_embd, mlp_ratio=mlp_ratio,
                      vocab_size=vocab_size, **kw)
 
-def build(name, T, compiled=False, **kw):
+def build(name, T, **kw):
     torch.manual_seed(0)
     model = GPT(config_of(name, T, **kw)).to(device)
     for block in model.transformer.h:
         other = naive_attend if name == 'naive' else masked_attend if name.endswith('/masked') else None
         if other:
             block.attn.pos.attend = other.__get__(block.attn.pos)
-        if compiled:
-            block.compile()
     return model
 
 def reach_of(model, name):
@@ -165,20 +164,21 @@ def check(name, n=512):
 # -----------------------------------------------------------------------------
 # training steps
 
-def start(name, T, B, compiled):
-    """(step, its model, seconds of the first step). Where compilation fails, one line says so, and all goes on in eager."""
+def start(name, T):
+    """(model, its step, seconds of compilation). Where that fails one line says so, and all goes on in eager mode."""
     global compile
-    model = build(name, T, compiled)
+    B, model, took = rows_of(T), build(name, T), 0.0
+    if compile:
+        said, begin = [], time.perf_counter()
+        x = torch.randint(vocab_size, (B, T), device=device)
+        compile = compile_blocks(model, x, x, context, said.append)
+        took = time.perf_counter() - begin
+        if not compile:
+            print(said[-1][:110])
+            model = build(name, T)
     step = step_of(model, T, B)
-    try:
-        return step, model, seconds(step)
-    except Exception as e: # of a compiler: of any kind. In eager mode the same step fails again if it was anything else
-        if not compiled:
-            raise
-        print(f"torch.compile failed ({type(e).__name__}: {(str(e).strip().splitlines() or [''])[0][:60]}); going on in eager")
-        torch.compiler.set_stance('force_eager')
-        compile = False
-        return start(name, T, B, False)
+    seconds(step)
+    return model, step, took
 
 def measure(name, T):
     """One row of the table: a dict, times in ms, None where there is no number."""
@@ -188,15 +188,15 @@ def measure(name, T):
     if too_large(name, T, B, train=True):
         return row
     torch.compiler.reset() # or the graphs of other encodings would count as recompilations of this one
-    step, model, first = start(name, T, B, compile)
-    base, _, _ = start('learned', T, B, compile)
+    model, step, took = start(name, T)
+    _, base, _ = start('learned', T)
     # A B A B: what slows the machine slows both
     times = [(seconds(base), seconds(step)) for _ in range(reps)]
     ratios = [b / a for a, b in times] if name != 'learned' else [1.0]
     step_s, forward = median([b for _, b in times]), forward_of(model, T, B)
     seconds(forward)
     row |= dict(params=sum(p.numel() for p in model.parameters()), reach=reach_of(model, name),
-                compile_s=first - step_s if compile else None, step_ms=1e3 * step_s, tokens_per_s=B * T / step_s,
+                compile_s=took if compile else None, step_ms=1e3 * step_s, tokens_per_s=B * T / step_s,
                 forward_ms=1e3 * median([seconds(forward) for _ in range(reps)]),
                 ratio=median(ratios), ratio_min=min(ratios), ratio_max=max(ratios))
     del model, step, forward, base
@@ -325,7 +325,7 @@ def profile_table(names):
     for name in names:
         if too_large(name, t, rows_of(t), train=True):
             continue
-        step, _, _ = start(name, t, rows_of(t), compile)
+        _, step, _ = start(name, t)
         with torch.profiler.profile(activities=kinds) as p:
             step()
             wait()

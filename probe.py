@@ -15,6 +15,7 @@ import sys
 import json
 import math
 import time
+import textwrap
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -179,8 +180,8 @@ def laws_of(name, m=2):
 def laws(names=None):
     """The table of laws, then what makes the construction what it is."""
     print(f"\n1. Laws. One head of {HS}; gamma T < 80, factors of the shear below 8 at T = {FAR}, both random\n"
-          "   shift: change of a score when both positions move by up to 8192. expm: the operator against matrix_exp\n"
-          "   attend: its error in float32, last queries of T, over the promise: 1e-5 at 256, 3e-4 at 8192\n")
+          "   shift: change of a score when both positions move by up to 8192. expm: error of the operator\n"
+          "   against matrix_exp. attend: error in float32 over the promise: 1e-5 at 256, 3e-4 at 8192\n")
     rows, broken, out = [], [], {}
     for name in names or (*POS, *BIASES):
         for m in (2, 3, 4) if getattr(make(name), 'm', 1) > 1 else (2,):
@@ -290,35 +291,39 @@ def fits():
         y, rows = KERNELS[target](d, L, W64[3]), []
         for name, X in bases.items():
             errors = [mse(X, y, T, ridge) for T in lengths]
-            r2 = [1 - e / y[:T].var() for e, T in zip(errors, lengths)]
-            rows.append([name, *errors, published(MSE[name][n]) if name in MSE else None, *r2])
-        print(f"\n2. Fit of {formula} on lags below {L}, ridge {ridge:g}: mean squared error and R2 over the lags below T\n"
-              f"   published: the error at {8 * L}. Variance of the target there: {y.var():.3f}\n")
-        out[target] = table(['basis', *(f'MSE {T}' for T in lengths), 'published', *(f'R2 {T}' for T in lengths)], rows)
+            theirs = published(MSE[name][n]) if name in MSE else None
+            rows.append([name, *errors, theirs, 1 - errors[0] / y[:L].var(), 1 - errors[-1] / y.var()])
+        print(f"\n2. Fit of {formula} on lags below {L}, ridge {ridge:g}: MSE and R2 over the lags below T\n"
+              f"   published: MSE at {8 * L}. Variance of the target there: {y.var():.3f}\n")
+        out[target] = table(['basis', *(f'MSE {T}' for T in lengths), 'published', 'R2 at L', 'R2 at 8L'], rows)
     ridges, rows = [10.0 ** -n for n in range(2, 9)], []
     for name, X in bases.items():
         single = mse(X.astype(np.float32), y.astype(np.float32), 8 * L, ridge)
         rows.append([name, *(mse(X, y, 8 * L, r) for r in ridges), single, np.linalg.cond(X[:L])])
-    print(f"\n   (d/L) cos(w d) at {8 * L} by ridge, with {ridge:g} also in float32: what moves is numerics\n")
+    print(f"\n   (d/L) cos(w d) at {8 * L}: MSE by ridge, with {ridge:g} also in float32: what moves is numerics\n")
     out['ridge'] = table(['basis', *(f'{r:.0e}' for r in ridges), 'float32', 'condition'], rows)
     return out
 
 def structured():
-    """Richer targets, and jets of order up to 4, at 8 L; beside them what was published."""
-    d, rows = np.arange(8 * L, dtype=np.float64), []
+    """Richer targets, and jets of order up to 4, at 8 L; in brackets what was published."""
+    d, out = np.arange(8 * L, dtype=np.float64), {}
+    def line(name, ours, theirs):
+        out[name] = dict(ours=ours, published=theirs)
+        return [name, *(f'{num(x)} ({p:.3f})' for x, p in zip(ours, theirs))] if theirs else [name, *map(num, ours)]
+    rows = []
     for name, X in make_bases(d).items():
         errors = [mse(X, KERNELS[target](d, L, W64[3]), 8 * L, ridge) for target in STRUCTURED]
-        theirs = published(MSE_STRUCTURED.get(name)) or 5 * [None]
-        rows.append([name, *(x for pair in zip(errors, theirs) for x in pair)])
-    print(f"\n3. Structured targets: mean squared error over the lags below {8 * L}, then the published one\n")
-    out = dict(targets=table(['basis', *(x for t in STRUCTURED for x in (t, f"{'publ.':>{8}}"))], rows))
-    print(f"\n   Jets (d/L)^r e^(-.1 d/L) cos(w d): R2 below lag {8 * L}, then published. Bases scaled c = .1, order m\n")
-    bases, rows = {f'm={m}': jets(d, W96, .1 / L, d / L, m) for m in (2, 3, 4)} | {'RoPE': jets(d, W96)}, []
+        rows.append(line(name, errors, published(MSE_STRUCTURED.get(name))))
+    print(f"\n3. Structured targets: MSE over the lags below {8 * L} (published)\n")
+    table(['basis', *STRUCTURED], rows)
+    rows, bases = [], {f'm={m}': jets(d, W96, .1 / L, d / L, m) for m in (2, 3, 4)} | {'RoPE': jets(d, W96)}
     for r, theirs in R2_JETS.items():
         y = (d / L) ** r * np.exp(-.1 * d / L) * np.cos(W96[3] * d)
         r2 = [1 - mse(with_constant(X), y, 8 * L, ridge) / y.var() for X in bases.values()]
-        rows.append([f'r = {r}', *r2, *(published(theirs) or 4 * [None])])
-    return out | dict(jets=table(['target', *bases, *(f'publ. {name}' for name in bases)], rows))
+        rows.append(line(f'jet r={r}', r2, published(theirs)))
+    print(f"\n   Jets (d/L)^r e^(-.1 d/L) cos(w d): R2 below lag {8 * L} (published). Scaled bases of order m, c = .1\n")
+    table(['target', *bases], rows)
+    return out
 
 # -----------------------------------------------------------------------------
 # 4. what one kernel of each kind scores on the synthetic task
@@ -373,8 +378,8 @@ def reference():
         config = GPTConfig(pos=name, block_size=L, **settings)
         ours = reference_accuracies(config, lambda d: d * np.cos(OMEGA * d), OMEGA, [L, 2 * L, 4 * L, 8 * L])
         rows.append([name, kernel, *ours.values(), *(theirs or (None, None))])
-    print(f"\n4. Synthetic task, L = {L}: accuracy of a linear readout with one kernel of the teacher's omega, as the\n"
-          "   last query sees it. No bound: a trained model mixes kernels. trained: published, on 96 rows\n")
+    print(f"\n4. Synthetic task, L = {L}: accuracy of a linear readout with one kernel of the teacher's omega,\n"
+          "   for the last query. No bound: trained models mix kernels. trained: published, on 96 rows\n")
     return table(['encoding', 'kernel', 'L', '2L', '4L', '8L', 'trained L', 'trained 8L'], rows)
 
 # -----------------------------------------------------------------------------
@@ -388,8 +393,8 @@ def shear():
         maps = [operator(pos, i, i - 64) for i in queries]                 # e^{-gamma d} [[R, eta s R], [0, R]]
         s = [(G[:2, 2:].norm() / G[:2, :2].norm() / pos.eta()[0, 0]).item() for G in maps]
         rows.append([name, SHEAR[name], *(f'{x:.4f}' for x in s)])
-    print(f"\n5. Shear coordinate of lag 64 in units of L = {L}, by query position. The paper writes tau(i-j), and\n"
-          "   trained tau(i)-tau(j)\n")
+    print(f"\n5. Shear coordinate of lag 64 in units of L = {L}, by query position. The paper writes tau(i-j),\n"
+          "   and trained tau(i)-tau(j)\n")
     return table(['encoding', 's', *map(str, queries)], rows)
 
 # -----------------------------------------------------------------------------
@@ -402,8 +407,9 @@ def open_checkpoint(path):
     checkpoint = load(path)
     model = model_of(checkpoint, path).eval().requires_grad_(False)
     settings = checkpoint['config']
-    about = dict(ckpt=os.path.basename(path), label=settings.get('label') or model.config.pos, seed=settings.get('seed'))
-    print(f"\n{path}: {about['label']}, seed {about['seed']}, iteration {checkpoint.get('iter_num')}\n   {model.describe()}")
+    about = dict(ckpt=path, label=settings.get('label') or model.config.pos, seed=settings.get('seed'))
+    print(f"\n{path}: {about['label']}, seed {about['seed']}, iteration {checkpoint.get('iter_num')}")
+    print(textwrap.indent(textwrap.fill(model.describe(), 96), '   '))
     return model, make_task(settings), about
 
 def examples_of(model, task, multiples):
@@ -483,10 +489,10 @@ def learned(path):
                       accuracy_of_kernel(kernel, teacher), values.mean(), *interval(values), single.get(T)])
         out['lengths'][T] = dict(lags=lags, kernel=kernel, correlation=correlation)
     of_teacher = ' and '.join(map(num, shares(task.K(np.arange(1, L)), np.arange(1, L))))
-    print(f"\n   Its kernel by flipping input bits, against the teacher ({task.note}): correlation, between halves of\n"
-          f"   the rows, too; the share of its square that cos and sin of omega d fit, and with d cos and d sin (of\n"
-          f"   the teacher below L {of_teacher}; of noise 2 and 4 parts in as many as there are lags). Accuracy of\n"
-          f"   a linear readout with it; of the model on {rows} fresh rows; of the encoding's best single kernel\n")
+    print(f"\n   Its kernel by flipping input bits, against the teacher ({task.note}): correlation, and between\n"
+          f"   halves of the rows; the share of its square that cos and sin of omega d fit, and with d cos and\n"
+          f"   d sin (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many as there are lags).\n"
+          f"   Accuracy of a linear readout with it, of the model on {rows} fresh rows, of the best single kernel\n")
     out['kernel'] = table('T,T/L,lags,rows,teacher,halves,phase,d phase,readout,model,lo,hi,single'.split(','), lines)
     return out | dict(L=L, teacher=task.K)
 
@@ -514,10 +520,11 @@ def placebo_of(path):
             change_eta(model, how)
             for T, (x, y) in examples.items():
                 values = measure(model, task, x, y)
-                learned.setdefault(T, values)
+                difference = values - learned.setdefault(T, values)
                 out.append(about | dict(T=T, length=T / model.config.block_size, temperature=attn.temperature, eta=how,
                                         metric=task.metric, value=values.mean(), interval=interval(values),
-                                        values=values if how == 'learned' else values - learned[T]))
+                                        difference=difference.mean(), of_difference=interval(difference),
+                                        values=values if how == 'learned' else difference))
             model.load_state_dict(as_trained)
     return out
 
@@ -533,9 +540,9 @@ def placebos(paths):
             x = values[0] if len(values) == 1 else np.array([v.mean() for v in values])
             cells.append(f'{x.mean():.3f} +-{x.std(ddof=1) / len(x) ** .5:.3f}')
         lines.append([*key, len(by_eta['learned']), *cells, *[None] * (3 - len(cells))])
-    print("\n7. Placebo: the last layer's attention at other temperatures, with eta as learned, 0, and shuffled over\n"
-          f"   the heads and blocks of a layer, on {rows} fresh rows (or windows). eta 0, shuffled: what they change\n"
-          "   +-: standard error over the n checkpoints of a label; over the rows, paired, where there is one\n")
+    print("\n7. Placebo: the last layer's attention at other temperatures, with eta as learned, 0, and shuffled\n"
+          f"   over the heads and blocks of a layer, on {rows} fresh rows (or windows). eta 0, shuffled: what they\n"
+          "   change. +-: standard error over the n checkpoints of a label; over rows, paired, where n = 1\n")
     table(['encoding', 'metric', 'T/L', 'temperature', 'n', 'as learned', 'eta 0', 'shuffled'], lines)
     return out
 
@@ -650,7 +657,7 @@ def main():
         usage('placebo=True reads checkpoints: give --ckpt=out/ckpt.pt, or several with commas between them')
     if plot:
         pyplot() # what is missing is said now, not after the tables
-    print(f"probe: cpu, float64, torch {torch.__version__}, numpy {np.__version__}; seed={seed} L={L} ridge={ridge:g}")
+    print(f"probe: cpu, torch {torch.__version__}, numpy {np.__version__}; seed={seed}")
     out = dict(seed=seed, torch=torch.__version__)
     if placebo:
         out['placebo'] = placebos(ckpt)
