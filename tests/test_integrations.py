@@ -189,7 +189,7 @@ def test_nanogpt_resumes_with_its_own_encoding_alone(clone):
     assert 'lrs [0.01, 0.01, 0.03]' in clone('train.py', *flags)
     # the optimiser's groups come from the checkpoint, the rate from the loop
     assert 'lrs [0.02, 0.02, 0.06]' in clone('train.py', '--init_from=resume', '--learning_rate=0.02', *flags)
-    with pytest.raises(RuntimeError, match='trained with --pos=jordan_scaled.alibi, not rope'):
+    with pytest.raises(ValueError, match='trained with --pos=jordan_scaled.alibi, not rope'):
         clone('train.py', '--init_from=resume', '--pos=rope')
 
 def test_nanogpt_names_a_wrong_encoding_in_one_line(clone):
@@ -280,3 +280,169 @@ def test_nanogpt_reads_how_far_its_factors_reach_after_a_step_and_a_load():
     _, loaded = stand_in(pos='jordan_scaled')
     loaded.load_state_dict(model.state_dict())
     assert loaded.transformer.h[0].attn.pos.reach() == pos.reach()
+
+# -----------------------------------------------------------------------------
+# transformers' Llama
+
+SIZES = dict(vocab_size=50, hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.1, pad_token_id=0, eos_token_id=None)
+
+SPLIT = ['nope', 'rope', 'damped', 'real_jordan', 'direct_sum', 'jordan_exact', 'jordan_scaled', 'jordan_stabilized_abs',
+         'alibi', 'rope+alibi', 'jordan_scaled+alibi']
+
+@pytest.fixture(scope='module')
+def hf():
+    pytest.importorskip('transformers', reason='transformers is not installed: hf_llama.py is not tested')
+    os.environ['HF_HUB_OFFLINE'] = '1' # nothing here is from a hub
+    import hf_llama
+    return hf_llama
+
+@pytest.fixture(scope='module')
+def plain(hf, tmp_path_factory):
+    """A tiny random Llama as transformers has it, and the folder of its checkpoint."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    folder = tmp_path_factory.mktemp('plain')
+    model.save_pretrained(folder)
+    return model, folder
+
+@torch.no_grad()
+def llama(hf, pos, seed=0, **settings):
+    """A tiny random model whose gamma and eta differ from head to head and from block to block."""
+    torch.manual_seed(seed)
+    model = hf.JordanLlama(hf.JordanLlamaConfig(**{**SIZES, 'pos': pos, **settings})).eval()
+    for name, p in model.named_parameters():
+        if '.pos.' in name:
+            p.add_(0.5 * torch.randn_like(p))
+    return model
+
+def prompt(T, B=2, seed=0):
+    return torch.randint(1, 50, (B, T), generator=torch.Generator().manual_seed(seed))
+
+def apart(a, b):
+    return (a - b).abs().max().item()
+
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+def test_llama_with_rope_has_the_logits_of_transformers(hf, plain, attention):
+    theirs, folder = plain
+    ours = hf.JordanLlama.from_pretrained(folder, pos='rope', attn_implementation=attention)
+    x = prompt(40)
+    assert apart(ours(x).logits, theirs(x).logits) < 1e-4 < theirs(x).logits.std()
+
+@pytest.mark.parametrize('pos, order', [*((pos, 2) for pos in SPLIT), ('jordan_scaled', 3), ('jordan_exact+alibi', 4)])
+@torch.no_grad()
+def test_llama_attends_by_the_definition(hf, pos, order):
+    layer = llama(hf, pos, pos_order=order).model.layers[0].self_attn
+    x, t = torch.randn(2, 24, 96), torch.arange(24)
+    q, k, v = (f(x).unflatten(-1, (-1, 24)).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
+    y = hf.jordan.reference_attention(layer.pos, hf.adjacent(q), hf.adjacent(k), v, t, t)
+    assert apart(layer(x, t[None])[0], layer.o_proj(y.transpose(1, 2).flatten(-2))) < 1e-5
+
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+@pytest.mark.parametrize('pos', SPLIT)
+@torch.no_grad()
+def test_llama_with_its_cache_is_llama_without(hf, pos, attention):
+    model = llama(hf, pos, attn_implementation=attention)
+    x = prompt(40)
+    whole, cache, parts = model(x).logits, None, []
+    # a prompt, a chunk, single tokens; past L = 32
+    for a, b in ((0, 20), (20, 35), *((n, n + 1) for n in range(35, 40))):
+        out = model(x[:, a:b], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    assert apart(whole, torch.cat(parts, dim=1)) < 1e-5
+
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+@pytest.mark.parametrize('pos', SPLIT)
+@torch.no_grad()
+def test_llama_padded_on_the_left_is_llama_unpadded(hf, pos, attention):
+    model = llama(hf, pos, attn_implementation=attention)
+    x = prompt(20, B=1)
+    padded = torch.nn.functional.pad(x, (9, 0))
+    seen = (padded > 0).long()
+    t = (seen.cumsum(dim=1) - 1).clamp(min=0) # as generate counts them
+    whole = model(x).logits
+    assert apart(model(padded, attention_mask=seen, position_ids=t).logits[:, 9:], whole) < 1e-5
+    # without position_ids the text begins at 9: for what is relative that is the same
+    moved = apart(model(padded, attention_mask=seen).logits[:, 9:], whole)
+    assert moved < 1e-5 or pos == 'jordan_stabilized_abs', moved
+
+@torch.no_grad()
+def test_llama_generates_the_same_with_and_without_its_cache_and_padding(hf):
+    model = llama(hf, 'jordan_scaled+alibi')
+    short, long = prompt(7, B=1), prompt(12, B=1, seed=1)
+    batch = torch.cat((torch.nn.functional.pad(short, (5, 0)), long))
+    settings = dict(max_new_tokens=30, do_sample=False)
+    out = model.generate(batch, attention_mask=(batch > 0).long(), **settings)
+    assert torch.equal(out, model.generate(batch, attention_mask=(batch > 0).long(), use_cache=False, **settings))
+    assert torch.equal(out[:1, 5:], model.generate(short, **settings))
+    assert torch.equal(out[1:], model.generate(long, **settings))
+
+@torch.no_grad()
+def test_llama_with_grouped_heads_is_llama_with_its_key_heads_repeated(hf):
+    grouped, full = llama(hf, 'jordan_scaled+alibi'), llama(hf, 'jordan_scaled+alibi', num_key_value_heads=4)
+    state = grouped.state_dict()
+    for name, x in state.items():
+        if 'k_proj' in name or 'v_proj' in name or '.pos.' in name: # 2 heads of 24 rows, or of F numbers
+            state[name] = x.unflatten(0, (2, -1)).repeat_interleave(2, dim=0).flatten(0, 1)
+    full.load_state_dict(state)
+    assert apart(grouped(prompt(40)).logits, full(prompt(40)).logits) < 1e-5
+
+def test_llama_starts_gamma_and_eta_as_configured_where_a_checkpoint_has_none(hf, plain):
+    theirs, folder = plain
+    torch.full((1 << 20,), 7.0) # memory that nobody initialises has something in it
+    model = hf.JordanLlama.from_pretrained(folder, pos='jordan_scaled', pos_eta0=2.0, pos_c=3.0)
+    for layer in model.model.layers:
+        assert torch.allclose(layer.self_attn.pos.gamma(), torch.tensor(3 / 32))
+        assert torch.allclose(layer.self_attn.pos.eta(), torch.tensor(2.0))
+    state = model.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in theirs.state_dict().items())
+
+def test_llama_saves_and_loads_its_own_checkpoints(hf, tmp_path):
+    from transformers import AutoModelForCausalLM
+    model = llama(hf, 'jordan_exact+alibi', pos_order=3, pos_eta_max=9.0)
+    model.save_pretrained(tmp_path)
+    for loaded in (hf.JordanLlama.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert torch.equal(model(prompt(40)).logits, loaded(prompt(40)).logits)
+
+def test_llama_in_half_precision_keeps_gamma_and_eta_in_float32(hf, tmp_path):
+    model = llama(hf, 'jordan_scaled+alibi')
+    model.save_pretrained(tmp_path)
+    half = hf.JordanLlama.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    pairs = zip(model.model.layers, half.model.layers)
+    assert all(torch.equal(a.self_attn.pos.eta(), b.self_attn.pos.eta()) for a, b in pairs)
+    whole = model(prompt(20)).logits
+    assert half.dtype == torch.bfloat16 and apart(half(prompt(20)).logits, whole) < 0.1 * whole.std()
+
+@pytest.mark.parametrize('pos', ['jordan_stabilized', 'rope+t5', 'kerple', 'jordan_scaled+fire', 'learned'])
+def test_llama_refuses_what_does_not_split_in_one_line(hf, pos):
+    with pytest.raises(ValueError, match='does not split') as error:
+        llama(hf, pos)
+    assert pos in str(error.value) and '\n' not in str(error.value)
+
+def test_llama_refuses_frequencies_that_are_rescaled(hf):
+    with pytest.raises(ValueError, match='rope_type=linear'):
+        llama(hf, 'rope', rope_parameters=dict(rope_type='linear', factor=2.0, rope_theta=10000.0))
+
+def test_llama_past_its_reach_names_the_length(hf):
+    model = llama(hf, 'jordan_scaled', pos_c=64.0)
+    with pytest.raises(ValueError, match='not 64'):
+        model(prompt(64))
+
+def test_llama_trains_gamma_and_eta_undecayed_and_faster(hf):
+    torch.manual_seed(0)
+    model = hf.JordanLlama(hf.JordanLlamaConfig(**SIZES, pos='jordan_scaled'))
+    groups = model.parameter_groups(1e-3, weight_decay=0.1, pos_lr_mult=5.0)
+    assert sorted(id(p) for group in groups for p in group['params']) == sorted(map(id, model.parameters()))
+    optimizer = torch.optim.AdamW(groups)
+    pos = model.model.layers[0].self_attn.pos
+    before, losses, x = pos.eta().detach(), [], prompt(24)
+    for _ in range(20):
+        loss = model(x, labels=x).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.3 and apart(pos.eta(), before) > 0.01
+    assert [(group['lr'], group['weight_decay']) for group in groups] == [(1e-3, 0.1), (1e-3, 0.0), (5e-3, 0.0)]
