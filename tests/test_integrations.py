@@ -1,6 +1,6 @@
 """
-integrations/: the encodings in other people's models. nanoGPT is played by a stand-in with its names, written here;
-transformers is no requirement of this repository, and without it the tests of hf_llama.py are skipped.
+integrations/: the encodings in other people's models. nanoGPT is played by a stand-in with its names.
+transformers is no requirement of this repository: without it the tests of hf_llama.py are skipped.
 """
 
 import copy
@@ -87,9 +87,9 @@ class GPT(nn.Module):
         return cls(GPTConfig())
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        groups = ([p for p in self.parameters() if p.dim() >= 2], [p for p in self.parameters() if p.dim() < 2])
-        groups = [dict(params=g, weight_decay=w) for g, w in zip(groups, (weight_decay, 0.0))]
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
+        matrices = dict(params=[p for p in self.parameters() if p.dim() >= 2], weight_decay=weight_decay)
+        vectors = dict(params=[p for p in self.parameters() if p.dim() < 2], weight_decay=0.0)
+        return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=betas)
 
     @torch.no_grad()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
@@ -99,7 +99,7 @@ class GPT(nn.Module):
         return idx
 '''
 
-# a loop as nanoGPT's: settings that flags override, one lr for all groups before each step, resume from a checkpoint
+# a loop as nanoGPT's: flags override settings, all groups get one lr before each step, a checkpoint may be resumed
 STAND_IN_TRAIN = '''
 import os
 import sys
@@ -180,7 +180,7 @@ def clone(tmp_path, monkeypatch, capsys):
     return run
 
 def test_nanogpt_trains_from_the_command_line(clone):
-    done = command(clone.folder, 'train.py', '--learning_rate=0.01', '--pos=jordan_scaled+alibi', '--pos_lr_mult=3')
+    done = command(clone.folder, 'train.py', '--pos=jordan_scaled+alibi', '--pos_lr_mult=3', '--learning_rate=0.01')
     assert 'pos=jordan_scaled+alibi' in done.stdout, done
     assert 'loss 0.' in done.stdout and 'lrs [0.01, 0.01, 0.03]' in done.stdout, done
 
@@ -285,10 +285,11 @@ def test_nanogpt_reads_how_far_its_factors_reach_after_a_step_and_a_load():
 # transformers' Llama
 
 SIZES = dict(vocab_size=50, hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.1, pad_token_id=0, eos_token_id=None)
+             num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.1, pad_token_id=0,
+             eos_token_id=None)
 
-SPLIT = ['nope', 'rope', 'damped', 'real_jordan', 'direct_sum', 'jordan_exact', 'jordan_scaled', 'jordan_stabilized_abs',
-         'alibi', 'rope+alibi', 'jordan_scaled+alibi']
+SPLIT = ['nope', 'rope', 'damped', 'real_jordan', 'direct_sum', 'jordan_exact', 'jordan_scaled',
+         'jordan_stabilized_abs', 'alibi', 'rope+alibi', 'jordan_scaled+alibi']
 
 @pytest.fixture(scope='module')
 def hf():
@@ -311,7 +312,7 @@ def plain(hf, tmp_path_factory):
 def llama(hf, pos, seed=0, **settings):
     """A tiny random model whose gamma and eta differ from head to head and from block to block."""
     torch.manual_seed(seed)
-    model = hf.JordanLlama(hf.JordanLlamaConfig(**{**SIZES, 'pos': pos, **settings})).eval()
+    model = hf.JordanLlamaForCausalLM(hf.JordanLlamaConfig(**{**SIZES, 'pos': pos, **settings})).eval()
     for name, p in model.named_parameters():
         if '.pos.' in name:
             p.add_(0.5 * torch.randn_like(p))
@@ -326,16 +327,19 @@ def apart(a, b):
 @pytest.mark.parametrize('attention', ['eager', 'sdpa'])
 def test_llama_with_rope_has_the_logits_of_transformers(hf, plain, attention):
     theirs, folder = plain
-    ours = hf.JordanLlama.from_pretrained(folder, pos='rope', attn_implementation=attention)
+    ours = hf.JordanLlamaForCausalLM.from_pretrained(folder, pos='rope', attn_implementation=attention)
     x = prompt(40)
     assert apart(ours(x).logits, theirs(x).logits) < 1e-4 < theirs(x).logits.std()
 
-@pytest.mark.parametrize('pos, order', [*((pos, 2) for pos in SPLIT), ('jordan_scaled', 3), ('jordan_exact+alibi', 4)])
+HIGHER = [('jordan_scaled', 3), ('jordan_exact+alibi', 4)]
+
+@pytest.mark.parametrize('pos, order', [*((pos, 2) for pos in SPLIT), *HIGHER])
 @torch.no_grad()
 def test_llama_attends_by_the_definition(hf, pos, order):
     layer = llama(hf, pos, pos_order=order).model.layers[0].self_attn
     x, t = torch.randn(2, 24, 96), torch.arange(24)
-    q, k, v = (f(x).unflatten(-1, (-1, 24)).transpose(1, 2) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
+    project = layer.q_proj, layer.k_proj, layer.v_proj
+    q, k, v = (f(x).unflatten(-1, (-1, 24)).transpose(1, 2) for f in project)
     y = hf.jordan.reference_attention(layer.pos, hf.adjacent(q), hf.adjacent(k), v, t, t)
     assert apart(layer(x, t[None])[0], layer.o_proj(y.transpose(1, 2).flatten(-2))) < 1e-5
 
@@ -373,9 +377,9 @@ def test_llama_generates_the_same_with_and_without_its_cache_and_padding(hf):
     model = llama(hf, 'jordan_scaled+alibi')
     short, long = prompt(7, B=1), prompt(12, B=1, seed=1)
     batch = torch.cat((torch.nn.functional.pad(short, (5, 0)), long))
-    settings = dict(max_new_tokens=30, do_sample=False)
-    out = model.generate(batch, attention_mask=(batch > 0).long(), **settings)
-    assert torch.equal(out, model.generate(batch, attention_mask=(batch > 0).long(), use_cache=False, **settings))
+    settings, seen = dict(max_new_tokens=30, do_sample=False), (batch > 0).long()
+    out = model.generate(batch, attention_mask=seen, **settings)
+    assert torch.equal(out, model.generate(batch, attention_mask=seen, use_cache=False, **settings))
     assert torch.equal(out[:1, 5:], model.generate(short, **settings))
     assert torch.equal(out[1:], model.generate(long, **settings))
 
@@ -392,7 +396,7 @@ def test_llama_with_grouped_heads_is_llama_with_its_key_heads_repeated(hf):
 def test_llama_starts_gamma_and_eta_as_configured_where_a_checkpoint_has_none(hf, plain):
     theirs, folder = plain
     torch.full((1 << 20,), 7.0) # memory that nobody initialises has something in it
-    model = hf.JordanLlama.from_pretrained(folder, pos='jordan_scaled', pos_eta0=2.0, pos_c=3.0)
+    model = hf.JordanLlamaForCausalLM.from_pretrained(folder, pos='jordan_scaled', pos_eta0=2.0, pos_c=3.0)
     for layer in model.model.layers:
         assert torch.allclose(layer.self_attn.pos.gamma(), torch.tensor(3 / 32))
         assert torch.allclose(layer.self_attn.pos.eta(), torch.tensor(2.0))
@@ -403,13 +407,13 @@ def test_llama_saves_and_loads_its_own_checkpoints(hf, tmp_path):
     from transformers import AutoModelForCausalLM
     model = llama(hf, 'jordan_exact+alibi', pos_order=3, pos_eta_max=9.0)
     model.save_pretrained(tmp_path)
-    for loaded in (hf.JordanLlama.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
-        assert torch.equal(model(prompt(40)).logits, loaded(prompt(40)).logits)
+    for kind in (hf.JordanLlamaForCausalLM, AutoModelForCausalLM):
+        assert torch.equal(model(prompt(40)).logits, kind.from_pretrained(tmp_path)(prompt(40)).logits), kind
 
 def test_llama_in_half_precision_keeps_gamma_and_eta_in_float32(hf, tmp_path):
-    model = llama(hf, 'jordan_scaled+alibi')
+    model = llama(hf, 'jordan_scaled+alibi', pos_eta_max=2.0)
     model.save_pretrained(tmp_path)
-    half = hf.JordanLlama.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    half = hf.JordanLlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     pairs = zip(model.model.layers, half.model.layers)
     assert all(torch.equal(a.self_attn.pos.eta(), b.self_attn.pos.eta()) for a, b in pairs)
     whole = model(prompt(20)).logits
@@ -432,7 +436,7 @@ def test_llama_past_its_reach_names_the_length(hf):
 
 def test_llama_trains_gamma_and_eta_undecayed_and_faster(hf):
     torch.manual_seed(0)
-    model = hf.JordanLlama(hf.JordanLlamaConfig(**SIZES, pos='jordan_scaled'))
+    model = hf.JordanLlamaForCausalLM(hf.JordanLlamaConfig(**SIZES, pos='jordan_scaled'))
     groups = model.parameter_groups(1e-3, weight_decay=0.1, pos_lr_mult=5.0)
     assert sorted(id(p) for group in groups for p in group['params']) == sorted(map(id, model.parameters()))
     optimizer = torch.optim.AdamW(groups)
@@ -445,4 +449,5 @@ def test_llama_trains_gamma_and_eta_undecayed_and_faster(hf):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3 and apart(pos.eta(), before) > 0.01
-    assert [(group['lr'], group['weight_decay']) for group in groups] == [(1e-3, 0.1), (1e-3, 0.0), (5e-3, 0.0)]
+    rates = [(group['lr'], group['weight_decay']) for group in groups]
+    assert rates == [(1e-3, 0.1), (1e-3, 0.0), (5e-3, 0.0)]
