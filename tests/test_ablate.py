@@ -1,0 +1,327 @@
+"""
+ablate.py: statistics against published tables, rows that are never mixed, the report and the grid as a user runs them.
+"""
+
+import csv
+import json
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+import ablate
+from runs import COLUMNS
+from tasks import METRICS
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPT = os.path.join(ROOT, 'ablate.py')
+PLAIN = {
+    'time': '2026-01-01T00:00:00', 'commit': 'abc', 'format': '2', 'config_hash': 'c0', 'run_hash': 'r0', 'seed': '0',
+    'label': 'rope', 'dataset': 'synth', 'note': 'mixed', 'metric': 'acc', 'pos': 'rope', 'n_layer': '1',
+    'block_size': '16', 'batch_size': '4', 'max_iters': '2', 'learning_rate': '0.001', 'params': '100',
+    'dtype': 'float32', 'wall_seconds': '1', 'val_loss': '.7',
+}
+
+def row(label='rope', seed=0, values=(.5,), **cells):
+    """A row of results.csv with these metrics at L, 2L, 4L ..."""
+    metrics = {16 * 2 ** n: [v, v - .1, v + .1, 100] for n, v in enumerate(values)}
+    cells = {'label': label, 'pos': label.split()[0], 'config_hash': label, 'seed': seed, 'metrics': json.dumps(metrics)} | cells
+    return {name: '' for name in COLUMNS} | PLAIN | cells
+
+def write(path, rows):
+    with open(path, 'w', newline='', encoding='utf-8') as f:
+        writer = csv.DictWriter(f, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+def compared(path):
+    """The panels of a csv, every difference filled in."""
+    panels = ablate.read(path)
+    ablate.compare(panels)
+    return panels
+
+def groups(path):
+    """{(panel, encoding): seeds}"""
+    return {(panel, name): len(group.seeds) for panel, encodings in ablate.read(path).items()
+            for name, group in encodings.items()}
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """The script in this process, where nothing has to be loaded: (stdout, stderr), if it ends with this status."""
+    def run(*flags, cwd, status=0):
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, 'argv', [SCRIPT, *map(str, flags)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(SCRIPT, run_name='__main__')
+        out, err = capsys.readouterr()
+        assert (end.value.code or 0) == status, err
+        return out, err
+    return run
+
+# -----------------------------------------------------------------------------
+# statistics
+
+# Student's t, 97.5%, as printed in Fisher and Yates' table, by degrees of freedom
+T975 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
+    12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101, 19: 2.093, 20: 2.086, 21: 2.080,
+    22: 2.074, 23: 2.069, 24: 2.064, 25: 2.060, 26: 2.056, 27: 2.052, 28: 2.048, 29: 2.045, 30: 2.042, 31: 2.040,
+    32: 2.037, 33: 2.035, 34: 2.032, 35: 2.030, 36: 2.028, 37: 2.026, 38: 2.024, 39: 2.023,
+}
+
+def sample(n, t):
+    """n values whose t statistic is t."""
+    x = np.arange(n, dtype=float)
+    x -= x.mean()
+    return x / x.std(ddof=1) + t / np.sqrt(n)
+
+@pytest.mark.parametrize('n', range(2, 41))
+def test_the_half_width_is_that_of_the_published_table(n):
+    _, half, _ = ablate.t_interval([sample(n, 0)])
+    assert half[0] * np.sqrt(n) == pytest.approx(T975[n - 1], abs=6e-4)
+
+@pytest.mark.parametrize('n', range(2, 41))
+def test_p_is_five_percent_at_the_published_quantile(n):
+    _, _, p = ablate.t_interval([sample(n, T975[n - 1])])
+    assert p[0] == pytest.approx(.05, abs=1e-4)
+
+@pytest.mark.parametrize('df, t, p', [(2, 9.925, .01), (4, 4.604, .01), (9, 1.833, .1), (9, 3.250, .01), (29, 1.699, .1)])
+def test_p_at_other_published_quantiles(df, t, p):
+    assert ablate.t_interval([sample(df + 1, -t)])[2][0] == pytest.approx(p, rel=2e-3)
+
+def test_one_seed_has_no_interval_and_no_p():
+    mean, half, p = ablate.t_interval([[.25]])
+    assert mean[0] == .25 and np.isnan(half[0]) and np.isnan(p[0])
+
+def test_equal_everywhere_is_p_one():
+    assert ablate.t_interval([[0., 0., 0.]])[2][0] == 1
+
+def test_adjusted_p_of_the_worked_example():
+    """The fifteen p of Benjamini and Hochberg's paper (1995), section 4; four are rejected at .05, as it says there."""
+    p = np.array([.0001, .0004, .0019, .0095, .0201, .0278, .0298, .0344, .0459, .3240, .4262, .5719, .6528, .7590, 1])
+    by_hand = [.0015, .0030, .0095, .035625, .0603, .063857, .063857, .0645, .0765, .486, .581182, .714875, .753231,
+               .813214, 1]
+    shuffled = np.random.default_rng(0).permutation(15)
+    assert ablate.adjust(p[shuffled]) == pytest.approx(np.array(by_hand)[shuffled], abs=1e-6)
+
+def test_a_single_p_is_not_adjusted():
+    assert ablate.adjust(np.array([.03])) == [.03]
+
+@pytest.mark.parametrize('mean, half, p, n, metric, word', [
+    (.1, .01, .04, 3, 'acc', 'better'), (-.1, .01, .04, 3, 'acc', 'worse'), (-.1, .01, .04, 3, 'bpb', 'better'),
+    (.1, .01, .05, 3, 'acc', 'undecided'), (.01, .01, .2, 3, 'acc', 'level'), (.01, .011, .2, 3, 'acc', 'undecided'),
+    (.005, .001, .01, 3, 'acc', 'better'), (.1, .01, .001, 2, 'acc', 'n=2'), (.1, np.nan, np.nan, 1, 'acc', 'n=1')])
+def test_words(mean, half, p, n, metric, word):
+    assert ablate.verdict(mean, half, p, n, metric) == word
+
+def test_every_encoding_and_length_of_the_csv_is_in_the_adjustment(tmp_path):
+    """Whatever is shown: two encodings, two panels and two lengths beside the baseline make eight comparisons."""
+    path = write(tmp_path / 'r.csv', [row(label, seed, np.random.default_rng([seed, n, layers]).random(2), n_layer=layers)
+                                      for n, label in enumerate(('rope', 'alibi', 'nope')) for seed in range(3)
+                                      for layers in (1, 2)])
+    assert ablate.compare(ablate.read(path)) == 8
+
+def draw_csvs(rng, csvs, seeds, sd):
+    """
+    Accuracies (csvs, seeds, 2) of two encodings that are equally good: each seed of each has a truth around .8 of this
+    sd, and is right or wrong on 1,024 rows of that seed. A row's luck is shared: normal scores with correlation .9.
+    """
+    cut = np.vectorize(NormalDist().inv_cdf)(np.clip(rng.normal(.8, sd, (csvs, seeds, 2)), .01, .99))
+    right = np.zeros((csvs, seeds, 2))
+    for n in range(0, csvs, 100): # in pieces: bounded memory
+        luck = rng.standard_normal((len(cut[n:n + 100]), seeds, 1, 1024), np.float32) * .9 ** .5
+        luck = luck + rng.standard_normal((len(luck), seeds, 2, 1024), np.float32) * .1 ** .5
+        right[n:n + 100] = (luck < cut[n:n + 100, ..., None]).mean(axis=3)
+    return right
+
+def share_of_verdicts(tmp_path, csvs, seeds, sd):
+    """How often the report says better or worse of them: through csvs, as it reads anybody's."""
+    said = 0
+    for values in draw_csvs(np.random.default_rng([seeds, int(100 * sd)]), csvs, seeds, sd):
+        path = write(tmp_path / 'r.csv', [row(label, seed, [values[seed, n]]) for n, label in enumerate(('rope', 'alibi'))
+                                          for seed in range(seeds)])
+        said += compared(path)['']['alibi'].cells[16]['difference']['verdict'] in ('better', 'worse')
+    return said / csvs
+
+def test_equal_encodings_are_called_different_in_one_table_of_twenty(tmp_path):
+    assert .03 <= share_of_verdicts(tmp_path, 1000, 3, .04) <= .07
+
+@pytest.mark.slow
+@pytest.mark.parametrize('sd', [.01, .04])
+@pytest.mark.parametrize('seeds', [3, 5, 10])
+def test_calibration(tmp_path, seeds, sd):
+    share = share_of_verdicts(tmp_path, 2000, seeds, sd)
+    print(f"{seeds} seeds, sd {sd}: {share:.4f}")
+    assert .03 <= share <= .07
+
+# -----------------------------------------------------------------------------
+# what is compared with what
+
+RUN_SETTINGS = [k for k in ablate.RUN if k not in ('metric', 'learning_rate')]
+
+@pytest.mark.parametrize('column', RUN_SETTINGS)
+def test_runs_that_differ_in_a_setting_are_panels_of_their_own(tmp_path, column):
+    path = write(tmp_path / 'r.csv', [row(seed=seed, **{column: value}) for seed in (0, 1) for value in ('3', '4')])
+    assert sorted(groups(path).values()) == [2, 2] and len(ablate.read(path)) == 2
+
+OWN_SETTINGS = [k for k in COLUMNS if k.startswith('pos') and k != 'pos_params'] + ['config_hash']
+
+@pytest.mark.parametrize('column', OWN_SETTINGS)
+def test_encodings_of_one_label_that_differ_in_a_setting_are_told_apart(tmp_path, column):
+    rows = [row('damped', seed, **{column: value}) for seed in (0, 1) for value in ('37aa', '37ab')]
+    assert sorted(groups(write(tmp_path / 'r.csv', rows)).values()) == [2, 2]
+
+def test_hashes_that_begin_alike_are_not_one(tmp_path):
+    rows = [row('rope', seed, run_hash=h) for seed in (0, 1) for h in ('123456789012', '123456789013')]
+    assert sorted(groups(write(tmp_path / 'r.csv', rows)).values()) == [2, 2]
+
+def test_a_note_cannot_look_like_another_panel(tmp_path):
+    rows = [row(note='x', n_layer='2'), row(note='x n_layer=2', n_layer=''), row(note='x=', n_layer=''), row(note='y=')]
+    assert len(ablate.read(write(tmp_path / 'r.csv', rows))) == 4
+
+def test_a_tuned_rate_is_the_encodings_and_finds_its_baseline(tmp_path):
+    rows = [row(f'{label} learning_rate={rate}', seed, [.5 + .1 * seed], learning_rate=rate) for seed in (0, 1, 2)
+            for label, rate in (('rope', '.003'), ('alibi', '.001'))]
+    panels = compared(write(tmp_path / 'r.csv', rows))
+    assert [*panels] == [''] and 'difference' in panels['']['alibi learning_rate=.001'].cells[16]
+
+def test_another_rate_that_is_no_encodings_is_another_panel(tmp_path):
+    rows = [row(label, seed, learning_rate=rate) for label in ('rope', 'alibi') for rate in ('.1', '.2') for seed in (0, 1)]
+    assert [*ablate.read(write(tmp_path / 'r.csv', rows))] == ['learning_rate=.1', 'learning_rate=.2']
+
+def test_only_seeds_of_both_are_compared(tmp_path):
+    rows = [row('rope', seed, [.5]) for seed in (0, 1, 2)] + [row('alibi', seed, [.5 + seed]) for seed in (1, 2, 3)]
+    cell = compared(write(tmp_path / 'r.csv', rows))['']['alibi'].cells[16]
+    assert (cell['n'], cell['difference']['n'], cell['difference']['mean']) == (3, 2, 1.5)
+
+def test_the_last_row_of_a_seed_counts(tmp_path):
+    path = write(tmp_path / 'r.csv', [row(values=[.5]), row(values=[.75])])
+    assert ablate.read(path)['']['rope'].seeds == {0: {16: .75}}
+
+def test_lengths_that_were_not_measured_are_not_available(tmp_path):
+    rows = [row('rope', seed, [.5, .6]) for seed in (0, 1, 2)] + [row('learned', seed, [.5]) for seed in (0, 1, 2)]
+    panels = compared(write(tmp_path / 'r.csv', rows))
+    learned = [line for line in ablate.table(panels[''], [16, 32]) if line[0] == 'learned']
+    assert [line[3] for line in learned] == ['0.500 ±0.000', 'n/a']
+
+def test_the_sign_and_the_margin_come_from_the_metric(tmp_path, monkeypatch):
+    """A metric of somebody's own, of which less is better, and 5 is about the same."""
+    monkeypatch.setitem(METRICS, 'error', ('error', -1, 5))
+    noise = np.random.default_rng(0).normal(0, .1, (3, 3))
+    rows = [row(label, seed, [100 + shift + noise[n, seed]], metric='error')
+            for n, (label, shift) in enumerate((('rope', 0), ('alibi', -20), ('nope', .05))) for seed in range(3)]
+    encodings = compared(write(tmp_path / 'r.csv', rows))['']
+    assert [encodings[e].cells[16]['difference']['verdict'] for e in ('alibi', 'nope')] == ['better', 'level']
+
+@pytest.mark.parametrize('cells', [
+    dict(metrics='{"16": [NaN, 0, 1, 9]}'), dict(metrics='{"16": [0.5, 0, 1]}'), dict(metrics='{"16": 0.5}'),
+    dict(metrics='{}'), dict(metrics='{"x": [0.5, 0, 1, 9]}'), dict(metrics='{"16": ["a", 0, 1, 9]}'), dict(seed='x'),
+    dict(block_size='0'), dict(block_size=''), dict(metric='zzz')])
+def test_a_damaged_row_is_one_line(tmp_path, capsys, cells):
+    path = write(tmp_path / 'odd.csv', [row(), row(**cells)])
+    with pytest.raises(SystemExit) as e:
+        ablate.read(path)
+    assert e.value.code == 1 and 'odd.csv' in (line := capsys.readouterr().err) and line.count('\n') == 1
+
+@pytest.mark.slow
+@pytest.mark.parametrize('encodings', [20, 5000])
+def test_a_report_of_100000_rows_takes_seconds_and_500_MB(tmp_path, encodings):
+    rng, labels = np.random.default_rng(0), ['rope'] + [f'damped c={n}' for n in range(encodings - 1)]
+    write(tmp_path / 'big.csv', (row(label, seed, rng.random(4).round(6), time=str(rng.random()), val_loss=str(rng.random()))
+                                 for label in labels for seed in range(100_000 // encodings)))
+    start = time.monotonic()
+    subprocess.run([sys.executable, SCRIPT, '--report=big.csv'], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    seconds, kb = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(f"{encodings} encodings: {seconds:.1f} s, {kb / 1024:.0f} MB")
+    assert seconds < 60 and kb < 500 * 1024
+
+# -----------------------------------------------------------------------------
+# the report as a user runs it
+
+@pytest.fixture
+def study(tmp_path):
+    """A csv of three encodings, one with a name that Markdown could take amiss, in two panels."""
+    rng = np.random.default_rng(0)
+    write(tmp_path / 'study.csv', [row(label, seed, rng.random(3).round(3), n_layer=n, data_checksum='d1')
+                                   for label in ('rope', 'damped c=1', 'a|b<c>*`$') for seed in range(3) for n in '12'])
+    return tmp_path
+
+def test_the_last_line_is_json_with_every_difference(script, study):
+    out, _ = script('--report=study.csv', '--plot=False', cwd=study)
+    panels = json.loads(out.splitlines()[-1])['panels']
+    assert [len(encodings) for encodings in panels.values()] == [3, 3]
+    assert panels['n_layer=2']['damped c=1']['64']['difference'].keys() == {
+        'n', 'mean', 'half', 'p', 'adjusted_p', 'verdict'}
+
+def test_a_table_in_the_terminal_has_100_columns(script, study):
+    out, _ = script('--report=study.csv', '--plot=False', cwd=study)
+    assert max(map(len, out.splitlines()[:-1])) <= 100
+
+def test_a_long_name_has_a_line_of_its_own(script, tmp_path):
+    name = 'jordan_stabilized_abs ' + ' '.join(f'setting{n}={n}' for n in range(12))
+    write(tmp_path / 'r.csv', [row(label, seed) for label in ('rope', name) for seed in range(3)])
+    out, _ = script('--report=r.csv', '--plot=False', cwd=tmp_path)
+    assert max(map(len, out.splitlines()[:-1])) <= 100 and 'setting11=11' in out
+
+def test_markdown_has_every_length_and_is_the_same_whatever_is_shown(script, study):
+    def tables(*flags):
+        script('--report=study.csv', '--plot=False', *flags, cwd=study)
+        return [line for line in (study / 'study.md').read_text('utf-8').splitlines() if line[:1] in '|#']
+    everything = tables()
+    assert everything == tables('--pos=damped c=1') and len([x for x in everything if 'damped c=1' in x]) == 6
+
+def test_markdown_escapes_what_it_would_take_amiss(script, study):
+    script('--report=study.csv', '--plot=False', cwd=study)
+    lines = [line for line in (study / 'study.md').read_text('utf-8').splitlines() if line.startswith(r'| a\|b')]
+    assert lines[0].startswith(r'| a\|b\<c\>\*\`\$ | 1L | 3 |')
+
+def test_data_from_a_file_condition_the_interval(script, study):
+    out, _ = script('--report=study.csv', '--plot=False', cwd=study)
+    assert 'conditional on it' in out and 'conditional on it' in (study / 'study.md').read_text('utf-8')
+
+def test_what_is_not_there_is_refused_by_name(script, study):
+    for flag in ('--pos=ropee', '--baseline=ropee'):
+        _, err = script('--report=study.csv', flag, cwd=study, status=2)
+        assert 'ropee' in err and 'damped c=1' in err and err.count('\n') == 1
+
+def test_a_figure_for_each_panel(script, study):
+    script('--report=study.csv', cwd=study)
+    assert sorted(p.name for p in study.glob('*.png')) == ['study_n_layer_1.png', 'study_n_layer_2.png']
+
+@pytest.mark.parametrize('figure', ['difference', 'n_layer'])
+def test_the_other_figures(script, study, figure):
+    out, _ = script('--report=study.csv', f'--figure={figure}', cwd=study)
+    assert '.png' in out.splitlines()[-2]
+
+def test_no_band_below_three_seeds_and_nothing_above_one(monkeypatch, tmp_path):
+    """What is drawn, read back from the axes."""
+    rows = [row('rope', seed, [.999, .9]) for seed in (0, 1)] + [row('alibi', seed, [.99 + seed / 200, .9]) for seed in (0, 1, 2)]
+    path, seen = write(tmp_path / 'r.csv', rows), []
+    panels = compared(path)
+    monkeypatch.setattr(ablate, 'save_figure', lambda fig, path: seen.append(fig.axes[0]))
+    ablate.figures(path, panels, [])
+    bands = [len(band.get_paths()) for band in seen[0].collections]
+    assert bands == [0, 1] and seen[0].get_ylim()[1] == 1
+
+def test_seven_lines_at_most_each_with_its_name(monkeypatch, tmp_path):
+    labels = ['rope', 'nope', 'alibi', 'damped', 'damped c=1', *(f'own{n}' for n in range(6))]
+    path, seen = write(tmp_path / 'r.csv', [row(label, values=[n / 20, .3]) for n, label in enumerate(labels)]), []
+    panels = compared(path)
+    monkeypatch.setattr(ablate, 'save_figure', lambda fig, path: seen.append(fig.axes[0]))
+    ablate.figures(path, panels, [])
+    names = {text.get_text() for text in seen[0].texts} & set(labels)
+    assert len(names) == 7 and 'rope' in names and seen[0].get_legend() is None
+
+def test_a_notebooks_backend_and_a_console_that_cannot_print_it_do_not_end_a_report(study):
+    env = os.environ | {'OMP_NUM_THREADS': '1', 'PYTHONIOENCODING': 'ascii',
+                        'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}
+    subprocess.run([sys.executable, SCRIPT, '--report=study.csv'], cwd=study, check=True, capture_output=True, env=env)
