@@ -10,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from statistics import NormalDist
 
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 
 import ablate
+import configurator
 from runs import COLUMNS
 from tasks import METRICS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPT = os.path.join(ROOT, 'ablate.py')
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PLAIN = {
     'time': '2026-01-01T00:00:00', 'commit': 'abc', 'format': '2', 'config_hash': 'c0', 'run_hash': 'r0', 'seed': '0',
     'label': 'rope', 'dataset': 'synth', 'note': 'mixed', 'metric': 'acc', 'pos': 'rope', 'n_layer': '1',
@@ -60,10 +63,16 @@ def script(monkeypatch, capsys):
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, 'argv', [SCRIPT, *map(str, flags)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
+        ended, handlers = 0, {number: signal.getsignal(number) for number in SIGNALS}
+        try:
             runpy.run_path(SCRIPT, run_name='__main__')
+        except SystemExit as e:
+            ended = e.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         out, err = capsys.readouterr()
-        assert (end.value.code or 0) == status, err
+        assert ended == status, err
         return out, err
     return run
 
@@ -325,3 +334,115 @@ def test_a_notebooks_backend_and_a_console_that_cannot_print_it_do_not_end_a_rep
     env = os.environ | {'OMP_NUM_THREADS': '1', 'PYTHONIOENCODING': 'ascii',
                         'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}
     subprocess.run([sys.executable, SCRIPT, '--report=study.csv'], cwd=study, check=True, capture_output=True, env=env)
+
+# -----------------------------------------------------------------------------
+# the grid, with a train.py that takes no time: its loss is far from that of the best rate, .01
+
+TRAIN = """
+import csv, json, os, signal, sys, time
+flags = dict(a[2:].split('=', 1) for a in sys.argv[1:] if a.startswith('--'))
+if 'typo' in flags:
+    sys.exit('train.py: --typo: no such setting')
+with open('commands.txt', 'a') as f:
+    f.write(json.dumps(flags) + '\\n')
+if 'dry_run' in flags:
+    sys.exit()
+os.makedirs(flags['out_dir'])
+def save(number, frame):
+    open(flags['out_dir'] + '/saved', 'w').close()
+    sys.exit(128 + number)
+for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
+    signal.signal(getattr(signal, name), save)
+open(flags['out_dir'] + '/began', 'w').close()
+time.sleep(float(flags.get('wait', 0)))
+loss = abs(float(flags.get('learning_rate', 0)) - .01)
+row = PLAIN | dict(label=flags['label'], pos=flags['pos'], seed=flags['seed'], config_hash=flags['label'], val_loss=loss)
+row |= dict(learning_rate=flags.get('learning_rate', ''), metrics=json.dumps({16: [.5, .4, .6, 9]}))
+new = not os.path.exists(flags['results'])
+with open(flags['results'], 'a', newline='') as f:
+    writer = csv.DictWriter(f, COLUMNS)
+    if new:
+        writer.writeheader()
+    writer.writerow({name: row.get(name, '') for name in COLUMNS})
+print('a word: \\u00e9')
+print(json.dumps(row))
+"""
+
+@pytest.fixture
+def grid(script, tmp_path, monkeypatch):
+    """ablate.py with that train.py."""
+    (tmp_path / 'train.py').write_text(f'COLUMNS, PLAIN = {COLUMNS!r}, {PLAIN!r}\n' + TRAIN, 'utf-8')
+    monkeypatch.setattr(configurator, 'ROOT', str(tmp_path))
+    def run(*flags, status=0):
+        return script('config.py', '--plot=False', '--results=r.csv', *flags, cwd=tmp_path, status=status)
+    return run
+
+def commands(tmp_path):
+    """The flags of every run, dry ones left out."""
+    lines = (tmp_path / 'commands.txt').read_text().splitlines()
+    return [flags for flags in map(json.loads, lines) if 'dry_run' not in flags]
+
+def test_a_run_for_every_encoding_and_seed(grid, tmp_path):
+    grid('--pos=rope,damped:pos_c=.1', '--seeds=0,1', '--jobs=2')
+    assert sorted((c['label'], c['pos'], c['seed']) for c in commands(tmp_path)) == [
+        ('damped c=0.1', 'damped', '0'), ('damped c=0.1', 'damped', '1'), ('rope', 'rope', '0'), ('rope', 'rope', '1')]
+
+def test_flags_that_are_not_its_own_and_settings_of_one_encoding_reach_train(grid, tmp_path):
+    grid('--pos=rope,damped:pos_c=.1', '--seeds=0', '--n_layer=3')
+    assert [(c['n_layer'], c.get('pos_c')) for c in commands(tmp_path)] == [('3', None), ('3', '.1')]
+
+def test_a_report_follows_the_runs(grid, tmp_path):
+    out, _ = grid('--pos=rope,damped', '--seeds=0,1,2')
+    assert json.loads(out.splitlines()[-1])['panels']['']['damped']['16']['difference']['verdict'] == 'level'
+
+def test_the_rate_is_tuned_on_seeds_that_are_not_reported(grid, tmp_path):
+    out, _ = grid('--pos=rope', '--seeds=0,1', '--learning_rate=.001,.01,.1', '--tune_seeds=7,8')
+    assert 'rope: learning rate 0.01 of' in out
+    assert groups(tmp_path / 'r.csv') == {('', 'rope learning_rate=0.01'): 2}
+    assert sum(groups(tmp_path / 'r_tune.csv').values()) == 6
+
+@pytest.mark.parametrize('flags, words', [
+    (['--pos=rope,rope'], ['--pos', 'rope', 'twice']), (['--pos=damped:pos_c=1,damped:pos_c=1.0'], ['damped c=1', 'twice']),
+    (['--pos=rope', '--seeds=0,0'], ['--seeds', 'twice']), (['--pos=rope', '--seed=1'], ['--seed']),
+    (['--pos=rope', '--label=x'], ['--label']), (['--pos='], ['--pos']), (['--pos=rope', '--jobs=0'], ['jobs']),
+    (['--pos=rope:learning_rate=1', '--learning_rate=1,2'], ['rope:learning_rate=1', 'of its own']),
+    (['--pos=rope', '--learning_rate=1,2', '--seeds=0,1000'], ['tune_seeds', '1000']),
+    (['--pos=rope', '--figure=note'], ['figure']), (['--pos=rope', '--typo=1'], ['--typo', 'no such setting']),
+    (['--pos=rope,damped:typo=1'], ['--typo', 'no such setting'])])
+def test_what_cannot_work_is_one_line_before_any_run(grid, tmp_path, flags, words):
+    _, err = grid(*flags, status=2)
+    assert err.count('\n') == 1 and all(word in err for word in words)
+    assert not (tmp_path / 'commands.txt').exists() or not commands(tmp_path)
+
+@pytest.mark.parametrize('text', ['\ufeff' + ','.join(COLUMNS) + '\n', 'time,commit\n'])
+def test_a_csv_of_other_columns_is_refused_before_any_run(grid, tmp_path, text):
+    (tmp_path / 'r.csv').write_text(text, 'utf-8')
+    _, err = grid('--pos=rope', status=1)
+    assert 'r.csv' in err and err.count('\n') == 1 and not (tmp_path / 'commands.txt').exists()
+
+def test_a_run_that_fails_is_said_and_the_others_go_on(grid, tmp_path):
+    (tmp_path / 'out-ablate' / 'rope_s0').mkdir(parents=True) # so that this train.py dies
+    out, err = grid('--pos=rope,damped', '--seeds=0', status=1)
+    assert 'rope seed=0: FAILED' in out and '1 of 2 runs failed' in err and len(commands(tmp_path)) == 2
+
+@pytest.mark.parametrize('number', SIGNALS)
+def test_a_signal_reaches_every_run_and_they_save(grid, tmp_path, number):
+    def when_both_began():
+        while len(list(tmp_path.glob('out-ablate/*/began'))) < 2:
+            time.sleep(.02)
+        os.kill(os.getpid(), number)
+    threading.Thread(target=when_both_began, daemon=True).start()
+    _, err = grid('--pos=rope,damped,nope', '--seeds=0', '--jobs=2', '--wait=60', status=128 + number)
+    assert len(list(tmp_path.glob('out-ablate/*/saved'))) == 2 and len(commands(tmp_path)) == 2
+    assert err.strip() == f'ablate.py: stopped by {number.name}; the same command goes on where it was'
+
+@pytest.mark.slow
+def test_a_grid_of_the_real_train_is_made_once(tmp_path):
+    tiny = '--block_size=16 --n_embd=16 --n_head=2 --batch_size=4 --eval_iters=32 --eval_rows=32 --max_iters=2'.split()
+    flags = ['config/smoke.py', *tiny, '--warmup_iters=1', '--pos=rope,damped:pos_c=1', '--seeds=0', '--plot=False']
+    def ablated():
+        done = subprocess.run([sys.executable, SCRIPT, *flags], cwd=tmp_path, check=True, capture_output=True,
+                              env=os.environ | {'OMP_NUM_THREADS': '1'}, encoding='utf-8')
+        return json.loads(done.stdout.splitlines()[-1]), (tmp_path / 'out-ablate' / 'results.csv').read_text()
+    first, text = ablated()
+    assert [*first['panels']['']] and ablated() == (first, text) and text.count('\n') == 3
