@@ -60,7 +60,7 @@ OWN = '''
 children, caught = set(), []
 
 def on_signal(number, frame=None):
-    """Ctrl-C, SIGTERM, a closed terminal: every train.py gets it too and saves; a second ends them at once."""
+    """Ctrl-C, SIGTERM, a closed terminal: each train.py gets it too and saves; a second ends them at once."""
     caught.append(number)
     for child in list(children):
         child.send_signal(number)
@@ -338,7 +338,7 @@ def caption(path, panels, count):
     yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to "
            f"{baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
            f"comparisons of {os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval "
-           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no verdict below n = 3.")
+           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no word below n = 3.")
     for data in sorted({f"{row['dataset']} {row['data_checksum']}" for row in rows if row['data_checksum']}):
         yield f"Data from a file, {data}: every interval is conditional on it."
 
@@ -385,7 +385,7 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
 LENGTH = 'context length / training length (dotted: as trained)'
 
 def figures(path, panels, chosen):
-    """One for each panel, or one over all: what was asked for, else the baseline and the best of each kind."""
+    """One for each panel, or one over all: what was asked for, else baseline and best of each kind."""
     stem, pictures = path.removesuffix('.csv'), {}
     for panel, encodings in panels.items():
         base = base_of(encodings)
@@ -464,7 +464,7 @@ def report_on(path, chosen=()):
     # one JSON object: six digits, null for what is not known
     summary = {}
     for panel, encodings in panels.items():
-        summary[panel] = {name: {'seeds': sorted(group.seeds)} | group.cells for name, group in encodings.items()}
+        summary[panel] = {name: {'seeds': sorted(g.seeds)} | g.cells for name, g in encodings.items()}
     summary = dict(report=os.path.basename(path), baseline=baseline, comparisons=count, panels=summary)
     print(json.dumps(json.loads(json.dumps(summary), parse_float=lambda x: float(f'{float(x):.6g}'),
                                 parse_constant=lambda _: None)))
@@ -498,7 +498,7 @@ if __name__ == '__main__': # the tests import the functions above
         if rated := [spec for spec in specs if ':learning_rate=' in spec]:
             usage(f"--pos={rated[0]}: has a learning rate of its own, and --learning_rate= would tune it")
         if both := sorted({*seeds} & {*tune_seeds}):
-            usage(f"--tune_seeds: {both[0]} is among --seeds, but a rate that is chosen on a seed flatters it")
+            usage(f"--tune_seeds: {both[0]} is among --seeds, but a rate chosen on a seed flatters it")
     else:
         theirs += [f'--learning_rate={rate}' for rate in learning_rate]
 

@@ -1,5 +1,6 @@
 """
-ablate.py: statistics against published tables, rows that are never mixed, the report and the grid as a user runs them.
+ablate.py: statistics against published tables, rows that are never mixed, the report and the grid as a user
+runs them.
 """
 
 import csv
@@ -26,7 +27,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPT = os.path.join(ROOT, 'ablate.py')
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PLAIN = {
-    'time': '2026-01-01T00:00:00', 'commit': 'abc', 'format': '2', 'config_hash': 'c0', 'run_hash': 'r0', 'seed': '0',
+    'time': '2026-01-01T00:00:00', 'commit': 'abc', 'format': '2', 'config_hash': 'c0', 'run_hash': 'r0',
+    'seed': '0',
     'label': 'rope', 'dataset': 'synth', 'note': 'mixed', 'metric': 'acc', 'pos': 'rope', 'n_layer': '1',
     'block_size': '16', 'batch_size': '4', 'max_iters': '2', 'learning_rate': '0.001', 'params': '100',
     'dtype': 'float32', 'wall_seconds': '1', 'val_loss': '.7',
@@ -35,8 +37,12 @@ PLAIN = {
 def row(label='rope', seed=0, values=(.5,), **cells):
     """A row of results.csv with these metrics at L, 2L, 4L ..."""
     metrics = {16 * 2 ** n: [v, v - .1, v + .1, 100] for n, v in enumerate(values)}
-    cells = {'label': label, 'pos': label.split()[0], 'config_hash': label, 'seed': seed, 'metrics': json.dumps(metrics)} | cells
-    return {name: '' for name in COLUMNS} | PLAIN | cells
+    own = {'label': label, 'pos': label.split()[0], 'config_hash': label, 'seed': seed}
+    return {name: '' for name in COLUMNS} | PLAIN | own | {'metrics': json.dumps(metrics)} | cells
+
+def rows_of(label, values, **cells):
+    """A row for each seed, from 0, with these accuracies."""
+    return [row(label, seed, np.atleast_1d(v).tolist(), **cells) for seed, v in enumerate(values)]
 
 def write(path, rows):
     with open(path, 'w', newline='', encoding='utf-8') as f:
@@ -58,7 +64,7 @@ def groups(path):
 
 @pytest.fixture
 def script(monkeypatch, capsys):
-    """The script in this process, where nothing has to be loaded: (stdout, stderr), if it ends with this status."""
+    """The script in this process, where nothing has to be loaded: (stdout, stderr), if the status is this."""
     def run(*flags, cwd, status=0):
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, 'argv', [SCRIPT, *map(str, flags)])
@@ -81,10 +87,11 @@ def script(monkeypatch, capsys):
 
 # Student's t, 97.5%, as printed in Fisher and Yates' table, by degrees of freedom
 T975 = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
-    12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101, 19: 2.093, 20: 2.086, 21: 2.080,
-    22: 2.074, 23: 2.069, 24: 2.064, 25: 2.060, 26: 2.056, 27: 2.052, 28: 2.048, 29: 2.045, 30: 2.042, 31: 2.040,
-    32: 2.037, 33: 2.035, 34: 2.032, 35: 2.030, 36: 2.028, 37: 2.026, 38: 2.024, 39: 2.023,
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
+    10: 2.228, 11: 2.201, 12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101,
+    19: 2.093, 20: 2.086, 21: 2.080, 22: 2.074, 23: 2.069, 24: 2.064, 25: 2.060, 26: 2.056, 27: 2.052,
+    28: 2.048, 29: 2.045, 30: 2.042, 31: 2.040, 32: 2.037, 33: 2.035, 34: 2.032, 35: 2.030, 36: 2.028,
+    37: 2.026, 38: 2.024, 39: 2.023,
 }
 
 def sample(n, t):
@@ -103,7 +110,8 @@ def test_p_is_five_percent_at_the_published_quantile(n):
     _, _, p = ablate.t_interval([sample(n, T975[n - 1])])
     assert p[0] == pytest.approx(.05, abs=1e-4)
 
-@pytest.mark.parametrize('df, t, p', [(2, 9.925, .01), (4, 4.604, .01), (9, 1.833, .1), (9, 3.250, .01), (29, 1.699, .1)])
+@pytest.mark.parametrize('df, t, p', [
+    (2, 9.925, .01), (4, 4.604, .01), (9, 1.833, .1), (9, 3.250, .01), (29, 1.699, .1)])
 def test_p_at_other_published_quantiles(df, t, p):
     assert ablate.t_interval([sample(df + 1, -t)])[2][0] == pytest.approx(p, rel=2e-3)
 
@@ -115,10 +123,11 @@ def test_equal_everywhere_is_p_one():
     assert ablate.t_interval([[0., 0., 0.]])[2][0] == 1
 
 def test_adjusted_p_of_the_worked_example():
-    """The fifteen p of Benjamini and Hochberg's paper (1995), section 4; four are rejected at .05, as it says there."""
-    p = np.array([.0001, .0004, .0019, .0095, .0201, .0278, .0298, .0344, .0459, .3240, .4262, .5719, .6528, .7590, 1])
-    by_hand = [.0015, .0030, .0095, .035625, .0603, .063857, .063857, .0645, .0765, .486, .581182, .714875, .753231,
-               .813214, 1]
+    """The fifteen p of Benjamini and Hochberg's paper (1995), section 4; as it says there, four are rejected."""
+    p = np.array([.0001, .0004, .0019, .0095, .0201, .0278, .0298, .0344, .0459, .3240, .4262, .5719, .6528,
+                  .7590, 1])
+    by_hand = [.0015, .0030, .0095, .035625, .0603, .063857, .063857, .0645, .0765, .486, .581182, .714875,
+               .753231, .813214, 1]
     shuffled = np.random.default_rng(0).permutation(15)
     assert ablate.adjust(p[shuffled]) == pytest.approx(np.array(by_hand)[shuffled], abs=1e-6)
 
@@ -126,23 +135,26 @@ def test_a_single_p_is_not_adjusted():
     assert ablate.adjust(np.array([.03])) == [.03]
 
 @pytest.mark.parametrize('mean, half, p, n, metric, word', [
-    (.1, .01, .04, 3, 'acc', 'better'), (-.1, .01, .04, 3, 'acc', 'worse'), (-.1, .01, .04, 3, 'bpb', 'better'),
-    (.1, .01, .05, 3, 'acc', 'undecided'), (.01, .01, .2, 3, 'acc', 'level'), (.01, .011, .2, 3, 'acc', 'undecided'),
-    (.005, .001, .01, 3, 'acc', 'better'), (.1, .01, .001, 2, 'acc', 'n=2'), (.1, np.nan, np.nan, 1, 'acc', 'n=1')])
+    (.1, .01, .04, 3, 'acc', 'better'), (-.1, .01, .04, 3, 'acc', 'worse'),
+    (-.1, .01, .04, 3, 'bpb', 'better'), (.1, .01, .05, 3, 'acc', 'undecided'),
+    (.01, .01, .2, 3, 'acc', 'level'), (.01, .011, .2, 3, 'acc', 'undecided'),
+    (.005, .001, .01, 3, 'acc', 'better'), (.1, .01, .001, 2, 'acc', 'n=2'),
+    (.1, np.nan, np.nan, 1, 'acc', 'n=1')])
 def test_words(mean, half, p, n, metric, word):
     assert ablate.verdict(mean, half, p, n, metric) == word
 
 def test_every_encoding_and_length_of_the_csv_is_in_the_adjustment(tmp_path):
-    """Whatever is shown: two encodings, two panels and two lengths beside the baseline make eight comparisons."""
-    path = write(tmp_path / 'r.csv', [row(label, seed, np.random.default_rng([seed, n, layers]).random(2), n_layer=layers)
-                                      for n, label in enumerate(('rope', 'alibi', 'nope')) for seed in range(3)
-                                      for layers in (1, 2)])
+    """Whatever is shown: two encodings beside the baseline, two panels and two lengths make eight comparisons."""
+    rng = np.random.default_rng(0)
+    rows = [rows_of(label, rng.random((3, 2)), n_layer=n) for label in ('rope', 'alibi', 'nope') for n in (1, 2)]
+    path = write(tmp_path / 'r.csv', sum(rows, []))
     assert ablate.compare(ablate.read(path)) == 8
 
 def draw_csvs(rng, csvs, seeds, sd):
     """
-    Accuracies (csvs, seeds, 2) of two encodings that are equally good: each seed of each has a truth around .8 of this
-    sd, and is right or wrong on 1,024 rows of that seed. A row's luck is shared: normal scores with correlation .9.
+    Accuracies (csvs, seeds, 2) of two encodings that are equally good: each seed of each has a truth around .8
+    of this sd, and is right or wrong on 1,024 rows of that seed. A row's luck is shared: normal scores with
+    correlation .9.
     """
     cut = np.vectorize(NormalDist().inv_cdf)(np.clip(rng.normal(.8, sd, (csvs, seeds, 2)), .01, .99))
     right = np.zeros((csvs, seeds, 2))
@@ -156,8 +168,7 @@ def share_of_verdicts(tmp_path, csvs, seeds, sd):
     """How often the report says better or worse of them: through csvs, as it reads anybody's."""
     said = 0
     for values in draw_csvs(np.random.default_rng([seeds, int(100 * sd)]), csvs, seeds, sd):
-        path = write(tmp_path / 'r.csv', [row(label, seed, [values[seed, n]]) for n, label in enumerate(('rope', 'alibi'))
-                                          for seed in range(seeds)])
+        path = write(tmp_path / 'r.csv', rows_of('rope', values[:, 0]) + rows_of('alibi', values[:, 1]))
         said += compared(path)['']['alibi'].cells[16]['difference']['verdict'] in ('better', 'worse')
     return said / csvs
 
@@ -179,7 +190,8 @@ RUN_SETTINGS = [k for k in ablate.RUN if k not in ('metric', 'learning_rate')]
 
 @pytest.mark.parametrize('column', RUN_SETTINGS)
 def test_runs_that_differ_in_a_setting_are_panels_of_their_own(tmp_path, column):
-    path = write(tmp_path / 'r.csv', [row(seed=seed, **{column: value}) for seed in (0, 1) for value in ('3', '4')])
+    rows = [row(seed=seed, **{column: value}) for seed in (0, 1) for value in ('3', '4')]
+    path = write(tmp_path / 'r.csv', rows)
     assert sorted(groups(path).values()) == [2, 2] and len(ablate.read(path)) == 2
 
 OWN_SETTINGS = [k for k in COLUMNS if k.startswith('pos') and k != 'pos_params'] + ['config_hash']
@@ -194,21 +206,22 @@ def test_hashes_that_begin_alike_are_not_one(tmp_path):
     assert sorted(groups(write(tmp_path / 'r.csv', rows)).values()) == [2, 2]
 
 def test_a_note_cannot_look_like_another_panel(tmp_path):
-    rows = [row(note='x', n_layer='2'), row(note='x n_layer=2', n_layer=''), row(note='x=', n_layer=''), row(note='y=')]
+    notes = ('x', '2'), ('x n_layer=2', ''), ('x=', ''), ('y=', '1')
+    rows = [row(note=note, n_layer=n) for note, n in notes]
     assert len(ablate.read(write(tmp_path / 'r.csv', rows))) == 4
 
 def test_a_tuned_rate_is_the_encodings_and_finds_its_baseline(tmp_path):
-    rows = [row(f'{label} learning_rate={rate}', seed, [.5 + .1 * seed], learning_rate=rate) for seed in (0, 1, 2)
-            for label, rate in (('rope', '.003'), ('alibi', '.001'))]
+    rows = rows_of('rope learning_rate=.003', [.5, .6, .7], learning_rate='.003')
+    rows += rows_of('alibi learning_rate=.001', [.6, .6, .8], learning_rate='.001')
     panels = compared(write(tmp_path / 'r.csv', rows))
     assert [*panels] == [''] and 'difference' in panels['']['alibi learning_rate=.001'].cells[16]
 
 def test_another_rate_that_is_no_encodings_is_another_panel(tmp_path):
-    rows = [row(label, seed, learning_rate=rate) for label in ('rope', 'alibi') for rate in ('.1', '.2') for seed in (0, 1)]
-    assert [*ablate.read(write(tmp_path / 'r.csv', rows))] == ['learning_rate=.1', 'learning_rate=.2']
+    rows = [rows_of(label, [.5, .6], learning_rate=rate) for label in ('rope', 'alibi') for rate in ('.1', '.2')]
+    assert [*ablate.read(write(tmp_path / 'r.csv', sum(rows, [])))] == ['learning_rate=.1', 'learning_rate=.2']
 
 def test_only_seeds_of_both_are_compared(tmp_path):
-    rows = [row('rope', seed, [.5]) for seed in (0, 1, 2)] + [row('alibi', seed, [.5 + seed]) for seed in (1, 2, 3)]
+    rows = rows_of('rope', [.5, .5, .5]) + [row('alibi', seed, [.5 + seed]) for seed in (1, 2, 3)]
     cell = compared(write(tmp_path / 'r.csv', rows))['']['alibi'].cells[16]
     assert (cell['n'], cell['difference']['n'], cell['difference']['mean']) == (3, 2, 1.5)
 
@@ -217,7 +230,7 @@ def test_the_last_row_of_a_seed_counts(tmp_path):
     assert ablate.read(path)['']['rope'].seeds == {0: {16: .75}}
 
 def test_lengths_that_were_not_measured_are_not_available(tmp_path):
-    rows = [row('rope', seed, [.5, .6]) for seed in (0, 1, 2)] + [row('learned', seed, [.5]) for seed in (0, 1, 2)]
+    rows = rows_of('rope', [(.5, .6)] * 3) + rows_of('learned', [.5] * 3)
     panels = compared(write(tmp_path / 'r.csv', rows))
     learned = [line for line in ablate.table(panels[''], [16, 32]) if line[0] == 'learned']
     assert [line[3] for line in learned] == ['0.500 ±0.000', 'n/a']
@@ -225,16 +238,16 @@ def test_lengths_that_were_not_measured_are_not_available(tmp_path):
 def test_the_sign_and_the_margin_come_from_the_metric(tmp_path, monkeypatch):
     """A metric of somebody's own, of which less is better, and 5 is about the same."""
     monkeypatch.setitem(METRICS, 'error', ('error', -1, 5))
-    noise = np.random.default_rng(0).normal(0, .1, (3, 3))
-    rows = [row(label, seed, [100 + shift + noise[n, seed]], metric='error')
-            for n, (label, shift) in enumerate((('rope', 0), ('alibi', -20), ('nope', .05))) for seed in range(3)]
+    rows = rows_of('rope', [100, 100.1, 99.9], metric='error') + rows_of('alibi', [80, 80.2, 80.1], metric='error')
+    rows += rows_of('nope', [101, 99.9, 100], metric='error')
     encodings = compared(write(tmp_path / 'r.csv', rows))['']
-    assert [encodings[e].cells[16]['difference']['verdict'] for e in ('alibi', 'nope')] == ['better', 'level']
+    words = [encodings[name].cells[16]['difference']['verdict'] for name in ('alibi', 'nope')]
+    assert words == ['better', 'level']
 
 @pytest.mark.parametrize('cells', [
     dict(metrics='{"16": [NaN, 0, 1, 9]}'), dict(metrics='{"16": [0.5, 0, 1]}'), dict(metrics='{"16": 0.5}'),
-    dict(metrics='{}'), dict(metrics='{"x": [0.5, 0, 1, 9]}'), dict(metrics='{"16": ["a", 0, 1, 9]}'), dict(seed='x'),
-    dict(block_size='0'), dict(block_size=''), dict(metric='zzz')])
+    dict(metrics='{}'), dict(metrics='{"x": [0.5, 0, 1, 9]}'), dict(metrics='{"16": ["a", 0, 1, 9]}'),
+    dict(seed='x'), dict(block_size='0'), dict(block_size=''), dict(metric='zzz')])
 def test_a_damaged_row_is_one_line(tmp_path, capsys, cells):
     path = write(tmp_path / 'odd.csv', [row(), row(**cells)])
     with pytest.raises(SystemExit) as e:
@@ -245,10 +258,12 @@ def test_a_damaged_row_is_one_line(tmp_path, capsys, cells):
 @pytest.mark.parametrize('encodings', [20, 5000])
 def test_a_report_of_100000_rows_takes_seconds_and_500_MB(tmp_path, encodings):
     rng, labels = np.random.default_rng(0), ['rope'] + [f'damped c={n}' for n in range(encodings - 1)]
-    write(tmp_path / 'big.csv', (row(label, seed, rng.random(4).round(6), time=str(rng.random()), val_loss=str(rng.random()))
-                                 for label in labels for seed in range(100_000 // encodings)))
+    each = 100_000 // encodings
+    write(tmp_path / 'big.csv', (r | {'time': rng.random()} for label in labels
+                                 for r in rows_of(label, rng.random((each, 4)).round(6))))
     start = time.monotonic()
-    subprocess.run([sys.executable, SCRIPT, '--report=big.csv'], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, SCRIPT, '--report=big.csv']
+    subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     seconds, kb = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     print(f"{encodings} encodings: {seconds:.1f} s, {kb / 1024:.0f} MB")
     assert seconds < 60 and kb < 500 * 1024
@@ -260,8 +275,9 @@ def test_a_report_of_100000_rows_takes_seconds_and_500_MB(tmp_path, encodings):
 def study(tmp_path):
     """A csv of three encodings, one with a name that Markdown could take amiss, in two panels."""
     rng = np.random.default_rng(0)
-    write(tmp_path / 'study.csv', [row(label, seed, rng.random(3).round(3), n_layer=n, data_checksum='d1')
-                                   for label in ('rope', 'damped c=1', 'a|b<c>*`$') for seed in range(3) for n in '12'])
+    rows = [rows_of(label, rng.random((3, 3)).round(3), n_layer=n, data_checksum='d1')
+            for label in ('rope', 'damped c=1', 'a|b<c>*`$') for n in '12']
+    write(tmp_path / 'study.csv', sum(rows, []))
     return tmp_path
 
 def test_the_last_line_is_json_with_every_difference(script, study):
@@ -286,12 +302,11 @@ def test_markdown_has_every_length_and_is_the_same_whatever_is_shown(script, stu
         script('--report=study.csv', '--plot=False', *flags, cwd=study)
         return [line for line in (study / 'study.md').read_text('utf-8').splitlines() if line[:1] in '|#']
     everything = tables()
-    assert everything == tables('--pos=damped c=1') and len([x for x in everything if 'damped c=1' in x]) == 6
+    assert everything == tables('--pos=damped c=1') and sum('damped c=1' in line for line in everything) == 6
 
 def test_markdown_escapes_what_it_would_take_amiss(script, study):
     script('--report=study.csv', '--plot=False', cwd=study)
-    lines = [line for line in (study / 'study.md').read_text('utf-8').splitlines() if line.startswith(r'| a\|b')]
-    assert lines[0].startswith(r'| a\|b\<c\>\*\`\$ | 1L | 3 |')
+    assert r'| a\|b\<c\>\*\`\$ | 1L | 3 |' in (study / 'study.md').read_text('utf-8')
 
 def test_data_from_a_file_condition_the_interval(script, study):
     out, _ = script('--report=study.csv', '--plot=False', cwd=study)
@@ -313,7 +328,7 @@ def test_the_other_figures(script, study, figure):
 
 def test_no_band_below_three_seeds_and_nothing_above_one(monkeypatch, tmp_path):
     """What is drawn, read back from the axes."""
-    rows = [row('rope', seed, [.999, .9]) for seed in (0, 1)] + [row('alibi', seed, [.99 + seed / 200, .9]) for seed in (0, 1, 2)]
+    rows = rows_of('rope', [(.999, .9)] * 2) + rows_of('alibi', [(.99, .9), (.995, .9), (1, .9)])
     path, seen = write(tmp_path / 'r.csv', rows), []
     panels = compared(path)
     monkeypatch.setattr(ablate, 'save_figure', lambda fig, path: seen.append(fig.axes[0]))
@@ -323,7 +338,8 @@ def test_no_band_below_three_seeds_and_nothing_above_one(monkeypatch, tmp_path):
 
 def test_seven_lines_at_most_each_with_its_name(monkeypatch, tmp_path):
     labels = ['rope', 'nope', 'alibi', 'damped', 'damped c=1', *(f'own{n}' for n in range(6))]
-    path, seen = write(tmp_path / 'r.csv', [row(label, values=[n / 20, .3]) for n, label in enumerate(labels)]), []
+    rows = [row(label, values=[n / 20, .3]) for n, label in enumerate(labels)]
+    path, seen = write(tmp_path / 'r.csv', rows), []
     panels = compared(path)
     monkeypatch.setattr(ablate, 'save_figure', lambda fig, path: seen.append(fig.axes[0]))
     ablate.figures(path, panels, [])
@@ -333,7 +349,8 @@ def test_seven_lines_at_most_each_with_its_name(monkeypatch, tmp_path):
 def test_a_notebooks_backend_and_a_console_that_cannot_print_it_do_not_end_a_report(study):
     env = os.environ | {'OMP_NUM_THREADS': '1', 'PYTHONIOENCODING': 'ascii',
                         'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}
-    subprocess.run([sys.executable, SCRIPT, '--report=study.csv'], cwd=study, check=True, capture_output=True, env=env)
+    command = [sys.executable, SCRIPT, '--report=study.csv']
+    subprocess.run(command, cwd=study, check=True, capture_output=True, env=env)
 
 # -----------------------------------------------------------------------------
 # the grid, with a train.py that takes no time: its loss is far from that of the best rate, .01
@@ -356,8 +373,8 @@ for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
 open(flags['out_dir'] + '/began', 'w').close()
 time.sleep(float(flags.get('wait', 0)))
 loss = abs(float(flags.get('learning_rate', 0)) - .01)
-row = PLAIN | dict(label=flags['label'], pos=flags['pos'], seed=flags['seed'], config_hash=flags['label'], val_loss=loss)
-row |= dict(learning_rate=flags.get('learning_rate', ''), metrics=json.dumps({16: [.5, .4, .6, 9]}))
+row = PLAIN | dict(label=flags['label'], pos=flags['pos'], seed=flags['seed'], config_hash=flags['label'])
+row |= dict(learning_rate=flags.get('learning_rate', ''), val_loss=loss, metrics=json.dumps({16: [.5, .4, .6, 9]}))
 new = not os.path.exists(flags['results'])
 with open(flags['results'], 'a', newline='') as f:
     writer = csv.DictWriter(f, COLUMNS)
@@ -385,7 +402,8 @@ def commands(tmp_path):
 def test_a_run_for_every_encoding_and_seed(grid, tmp_path):
     grid('--pos=rope,damped:pos_c=.1', '--seeds=0,1', '--jobs=2')
     assert sorted((c['label'], c['pos'], c['seed']) for c in commands(tmp_path)) == [
-        ('damped c=0.1', 'damped', '0'), ('damped c=0.1', 'damped', '1'), ('rope', 'rope', '0'), ('rope', 'rope', '1')]
+        ('damped c=0.1', 'damped', '0'), ('damped c=0.1', 'damped', '1'),
+        ('rope', 'rope', '0'), ('rope', 'rope', '1')]
 
 def test_flags_that_are_not_its_own_and_settings_of_one_encoding_reach_train(grid, tmp_path):
     grid('--pos=rope,damped:pos_c=.1', '--seeds=0', '--n_layer=3')
@@ -393,7 +411,8 @@ def test_flags_that_are_not_its_own_and_settings_of_one_encoding_reach_train(gri
 
 def test_a_report_follows_the_runs(grid, tmp_path):
     out, _ = grid('--pos=rope,damped', '--seeds=0,1,2')
-    assert json.loads(out.splitlines()[-1])['panels']['']['damped']['16']['difference']['verdict'] == 'level'
+    damped = json.loads(out.splitlines()[-1])['panels']['']['damped']
+    assert damped['16']['difference']['verdict'] == 'level'
 
 def test_the_rate_is_tuned_on_seeds_that_are_not_reported(grid, tmp_path):
     out, _ = grid('--pos=rope', '--seeds=0,1', '--learning_rate=.001,.01,.1', '--tune_seeds=7,8')
@@ -402,12 +421,15 @@ def test_the_rate_is_tuned_on_seeds_that_are_not_reported(grid, tmp_path):
     assert sum(groups(tmp_path / 'r_tune.csv').values()) == 6
 
 @pytest.mark.parametrize('flags, words', [
-    (['--pos=rope,rope'], ['--pos', 'rope', 'twice']), (['--pos=damped:pos_c=1,damped:pos_c=1.0'], ['damped c=1', 'twice']),
+    (['--pos=rope,rope'], ['--pos', 'rope', 'twice']),
+    (['--pos=damped:pos_c=1,damped:pos_c=1.0'], ['damped c=1', 'twice']),
     (['--pos=rope', '--seeds=0,0'], ['--seeds', 'twice']), (['--pos=rope', '--seed=1'], ['--seed']),
-    (['--pos=rope', '--label=x'], ['--label']), (['--pos='], ['--pos']), (['--pos=rope', '--jobs=0'], ['jobs']),
+    (['--pos=rope', '--label=x'], ['--label']), (['--pos='], ['--pos']),
+    (['--pos=rope', '--jobs=0'], ['jobs']),
     (['--pos=rope:learning_rate=1', '--learning_rate=1,2'], ['rope:learning_rate=1', 'of its own']),
     (['--pos=rope', '--learning_rate=1,2', '--seeds=0,1000'], ['tune_seeds', '1000']),
-    (['--pos=rope', '--figure=note'], ['figure']), (['--pos=rope', '--typo=1'], ['--typo', 'no such setting']),
+    (['--pos=rope', '--figure=note'], ['figure']),
+    (['--pos=rope', '--typo=1'], ['--typo', 'no such setting']),
     (['--pos=rope,damped:typo=1'], ['--typo', 'no such setting'])])
 def test_what_cannot_work_is_one_line_before_any_run(grid, tmp_path, flags, words):
     _, err = grid(*flags, status=2)
@@ -438,11 +460,12 @@ def test_a_signal_reaches_every_run_and_they_save(grid, tmp_path, number):
 
 @pytest.mark.slow
 def test_a_grid_of_the_real_train_is_made_once(tmp_path):
-    tiny = '--block_size=16 --n_embd=16 --n_head=2 --batch_size=4 --eval_iters=32 --eval_rows=32 --max_iters=2'.split()
-    flags = ['config/smoke.py', *tiny, '--warmup_iters=1', '--pos=rope,damped:pos_c=1', '--seeds=0', '--plot=False']
+    flags = '''--block_size=16 --n_embd=16 --n_head=2 --batch_size=4 --eval_iters=32 --eval_rows=32 --max_iters=2
+               --warmup_iters=1 --pos=rope,damped:pos_c=1 --seeds=0 --plot=False'''.split()
+    env = os.environ | {'OMP_NUM_THREADS': '1'}
     def ablated():
-        done = subprocess.run([sys.executable, SCRIPT, *flags], cwd=tmp_path, check=True, capture_output=True,
-                              env=os.environ | {'OMP_NUM_THREADS': '1'}, encoding='utf-8')
-        return json.loads(done.stdout.splitlines()[-1]), (tmp_path / 'out-ablate' / 'results.csv').read_text()
+        command = [sys.executable, SCRIPT, 'config/smoke.py', *flags]
+        out = subprocess.check_output(command, cwd=tmp_path, env=env, encoding='utf-8')
+        return json.loads(out.splitlines()[-1]), (tmp_path / 'out-ablate' / 'results.csv').read_text()
     first, text = ablated()
     assert [*first['panels']['']] and ablated() == (first, text) and text.count('\n') == 3
