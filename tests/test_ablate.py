@@ -123,7 +123,7 @@ def test_equal_everywhere_is_p_one():
     assert ablate.t_interval([[0., 0., 0.]])[2][0] == 1
 
 def test_adjusted_p_of_the_worked_example():
-    """The fifteen p of Benjamini and Hochberg's paper (1995), section 4; as it says there, four are rejected."""
+    """The fifteen p of Benjamini and Hochberg's paper (1995), section 4, where four are rejected."""
     p = np.array([.0001, .0004, .0019, .0095, .0201, .0278, .0298, .0344, .0459, .3240, .4262, .5719, .6528,
                   .7590, 1])
     by_hand = [.0015, .0030, .0095, .035625, .0603, .063857, .063857, .0645, .0765, .486, .581182, .714875,
@@ -144,17 +144,17 @@ def test_words(mean, half, p, n, metric, word):
     assert ablate.verdict(mean, half, p, n, metric) == word
 
 def test_every_encoding_and_length_of_the_csv_is_in_the_adjustment(tmp_path):
-    """Whatever is shown: two encodings beside the baseline, two panels and two lengths make eight comparisons."""
+    """Whatever is shown: two encodings, two panels and two lengths make eight comparisons."""
     rng = np.random.default_rng(0)
-    rows = [rows_of(label, rng.random((3, 2)), n_layer=n) for label in ('rope', 'alibi', 'nope') for n in (1, 2)]
+    rows = [rows_of(e, rng.random((3, 2)), n_layer=n) for e in ('rope', 'alibi', 'nope') for n in (1, 2)]
     path = write(tmp_path / 'r.csv', sum(rows, []))
     assert ablate.compare(ablate.read(path)) == 8
 
 def draw_csvs(rng, csvs, seeds, sd):
     """
-    Accuracies (csvs, seeds, 2) of two encodings that are equally good: each seed of each has a truth around .8
-    of this sd, and is right or wrong on 1,024 rows of that seed. A row's luck is shared: normal scores with
-    correlation .9.
+    Accuracies (csvs, seeds, 2) of two encodings that are equally good: each seed of each has a truth around
+    .8 of this sd, and is right or wrong on 1,024 rows of that seed. A row's luck is shared: normal scores
+    with correlation .9.
     """
     cut = np.vectorize(NormalDist().inv_cdf)(np.clip(rng.normal(.8, sd, (csvs, seeds, 2)), .01, .99))
     right = np.zeros((csvs, seeds, 2))
@@ -217,8 +217,9 @@ def test_a_tuned_rate_is_the_encodings_and_finds_its_baseline(tmp_path):
     assert [*panels] == [''] and 'difference' in panels['']['alibi learning_rate=.001'].cells[16]
 
 def test_another_rate_that_is_no_encodings_is_another_panel(tmp_path):
-    rows = [rows_of(label, [.5, .6], learning_rate=rate) for label in ('rope', 'alibi') for rate in ('.1', '.2')]
-    assert [*ablate.read(write(tmp_path / 'r.csv', sum(rows, [])))] == ['learning_rate=.1', 'learning_rate=.2']
+    rows = [rows_of(e, [.5, .6], learning_rate=rate) for e in ('rope', 'alibi') for rate in ('.1', '.2')]
+    panels = ablate.read(write(tmp_path / 'r.csv', sum(rows, [])))
+    assert [*panels] == ['learning_rate=.1', 'learning_rate=.2']
 
 def test_only_seeds_of_both_are_compared(tmp_path):
     rows = rows_of('rope', [.5, .5, .5]) + [row('alibi', seed, [.5 + seed]) for seed in (1, 2, 3)]
@@ -238,7 +239,8 @@ def test_lengths_that_were_not_measured_are_not_available(tmp_path):
 def test_the_sign_and_the_margin_come_from_the_metric(tmp_path, monkeypatch):
     """A metric of somebody's own, of which less is better, and 5 is about the same."""
     monkeypatch.setitem(METRICS, 'error', ('error', -1, 5))
-    rows = rows_of('rope', [100, 100.1, 99.9], metric='error') + rows_of('alibi', [80, 80.2, 80.1], metric='error')
+    rows = rows_of('rope', [100, 100.1, 99.9], metric='error')
+    rows += rows_of('alibi', [80, 80.2, 80.1], metric='error')
     rows += rows_of('nope', [101, 99.9, 100], metric='error')
     encodings = compared(write(tmp_path / 'r.csv', rows))['']
     words = [encodings[name].cells[16]['difference']['verdict'] for name in ('alibi', 'nope')]
@@ -374,7 +376,8 @@ open(flags['out_dir'] + '/began', 'w').close()
 time.sleep(float(flags.get('wait', 0)))
 loss = abs(float(flags.get('learning_rate', 0)) - .01)
 row = PLAIN | dict(label=flags['label'], pos=flags['pos'], seed=flags['seed'], config_hash=flags['label'])
-row |= dict(learning_rate=flags.get('learning_rate', ''), val_loss=loss, metrics=json.dumps({16: [.5, .4, .6, 9]}))
+row |= dict(learning_rate=flags.get('learning_rate', ''), val_loss=loss)
+row |= dict(metrics=json.dumps({16: [.5, .4, .6, 9]}))
 new = not os.path.exists(flags['results'])
 with open(flags['results'], 'a', newline='') as f:
     writer = csv.DictWriter(f, COLUMNS)
@@ -460,8 +463,8 @@ def test_a_signal_reaches_every_run_and_they_save(grid, tmp_path, number):
 
 @pytest.mark.slow
 def test_a_grid_of_the_real_train_is_made_once(tmp_path):
-    flags = '''--block_size=16 --n_embd=16 --n_head=2 --batch_size=4 --eval_iters=32 --eval_rows=32 --max_iters=2
-               --warmup_iters=1 --pos=rope,damped:pos_c=1 --seeds=0 --plot=False'''.split()
+    flags = '''--block_size=16 --n_embd=16 --n_head=2 --batch_size=4 --eval_iters=32 --eval_rows=32
+               --max_iters=2 --warmup_iters=1 --pos=rope,damped:pos_c=1 --seeds=0 --plot=False'''.split()
     env = os.environ | {'OMP_NUM_THREADS': '1'}
     def ablated():
         command = [sys.executable, SCRIPT, 'config/smoke.py', *flags]
