@@ -57,7 +57,7 @@ def heads(x, n, dim=0):
     if x.size(dim) == n:
         return x
     if n % x.size(dim):
-        raise ValueError(f"{n} query heads are no multiple of {x.size(dim)} heads of keys (or of the encoding)")
+        raise ValueError(f"{n} query heads are no multiple of {x.size(dim)} of keys, or of the encoding")
     return x.repeat_interleave(n // x.size(dim), dim)
 
 class Encoding(nn.Module):
@@ -515,11 +515,12 @@ def attend_split(pos, u, w, v, i, j, cache=None, temperature=1):
         v = pad(v, (0, q.size(-1) - v.size(-1)))
     if cache:
         k, v, j = cache.append(k, v) # k~, not w: earlier keys need no work again
-    k, v = heads(k, q.size(1), 1), heads(v, q.size(1), 1)
-    # is_causal aligns top-left: a cached query block (1 < Tq < Tk) has its own mask; one query sees every key
-    mask = i[:, None] >= j if 1 < len(i) < len(j) else None
-    y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=len(i) == len(j),
-                                     scale=pos.hs ** -0.5 / temperature)
+    k, v, scale = heads(k, q.size(1), 1), heads(v, q.size(1), 1), pos.hs ** -0.5 / temperature
+    if len(i) == len(j):
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    else: # is_causal aligns top-left: a block of queries brings its own mask; one query sees every key
+        mask = i[:, None] >= j if len(i) > 1 else None
+        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return y[..., :pos.hs]
 
 def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
@@ -735,7 +736,7 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None):
         """
         idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions (-1: ignored).
-        Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size). No targets: n = 1.
+        Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size). None: n = 1.
         """
         self.read_reach()
         T, start = idx.size(1), cache[0].n if cache else 0
@@ -787,7 +788,7 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx, n, temperature=1.0, top_k=0, until=None):
         """
-        idx (B, T) -> (B, T + n): drawn from the model's distribution, at temperature 0 its argmax. top_k 0: off
+        idx (B, T) -> (B, T + n): drawn from the model's distribution, at temperature 0 its argmax.
         until: a function of the tokens so far, (B, t); True ends the text there. With a KV cache, and past
         block_size as far as you like. `learned` alone has no positions there: it sees the last block_size
         tokens, at the cost of a full forward a token.
