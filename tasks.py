@@ -176,7 +176,7 @@ def random_kernel(seed, L):
     """A sum of five damped waves: amplitude normal, damping 0 to 2 per L, period 8 to L, any phase."""
     rng = np.random.default_rng([seed, 9])
     a, g, p = rng.normal(size=5), rng.uniform(0, 2, 5) / L, rng.uniform(0, 2 * math.pi, 5)
-    w = 2 * math.pi / np.exp(rng.uniform(math.log(8), math.log(L), 5))
+    w = 2 * math.pi / np.exp(rng.uniform(math.log(8), math.log(max(L, 8)), 5))
     return lambda d: sum(a[n] * np.exp(-g[n] * d) * np.cos(w[n] * d + p[n]) for n in range(5))
 
 class KernelTask(Task):
