@@ -322,12 +322,14 @@ class TextTask(FolderTask):
     def show(self, model, how):
         """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
         encode, decode = codec(self.meta['encoding'])
-        if how.score:
-            return self.show_score(model, how, encode(read_file(how.score)))
-        prompt, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
+        text, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
         if how.start.startswith('FILE:'):
-            prompt = read_file(how.start[5:])
-        tokens = encode(prompt or b'\n')
+            text = read_file(how.start[5:])
+        tokens = encode(read_file(how.score) if how.score else text or b'\n')
+        if max(tokens, default=0) >= self.vocab_size:
+            usage(f"this text has token {max(tokens)}, outside the model's vocabulary of {self.vocab_size}")
+        if how.score:
+            return self.show_score(model, how, tokens)
         if len(tokens) > model.longest:
             print(f"note: of the prompt's {len(tokens)} tokens the model sees the last {model.longest}: "
                   "it has no more positions")

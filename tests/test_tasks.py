@@ -583,6 +583,14 @@ def test_a_file_is_scored_but_for_its_first_byte(book, capsys, tmp_path):
     book.show(Parrot(b''), how(score=f'{tmp_path}/file.txt'))
     assert '8.0000 bits per byte over 100 bytes' in capsys.readouterr().out
 
+@pytest.mark.parametrize('what', ['start', 'score'])
+def test_a_text_outside_the_vocabulary_is_one_line(book, capsys, tmp_path, what):
+    (tmp_path / 'file.txt').write_bytes('\u00e9'.encode())
+    book.vocab_size = 128
+    with pytest.raises(SystemExit):
+        book.show(Parrot(b''), how(**{what: '\u00e9' if what == 'start' else f'{tmp_path}/file.txt'}))
+    assert "has token 195, outside the model's vocabulary of 128" in capsys.readouterr().err
+
 @pytest.mark.parametrize('settings', [dict(score='gone.txt'), dict(start='FILE:gone.txt')])
 def test_a_missing_file_is_one_line(book, capsys, settings):
     capsys.readouterr()
