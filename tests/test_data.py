@@ -458,7 +458,7 @@ class Misbehaving(BaseHTTPRequestHandler):
 
     def answer(self, code, data, kind='application/zip', send=None, start=0, **headers):
         self.send_response(code)
-        headers = {'Content-Type': kind, 'Content-Length': len(data)} | headers
+        headers = {'Content-Type': kind, 'Content-Length': len(data), 'Connection': 'close'} | headers
         if code == 206:
             headers['Content-Range'] = f'bytes {start}-{len(ZIP) - 1}/{len(ZIP)}'
         for key, value in headers.items():
