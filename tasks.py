@@ -176,7 +176,7 @@ def random_kernel(seed, L):
     """A sum of five damped waves: amplitude normal, damping 0 to 2 per L, period 8 to L, any phase."""
     rng = np.random.default_rng([seed, 9])
     a, g, p = rng.normal(size=5), rng.uniform(0, 2, 5) / L, rng.uniform(0, 2 * math.pi, 5)
-    w = 2 * math.pi / np.exp(rng.uniform(math.log(8), math.log(L), 5))
+    w = 2 * math.pi / np.exp(rng.uniform(math.log(8), math.log(max(L, 8)), 5))
     return lambda d: sum(a[n] * np.exp(-g[n] * d) * np.cos(w[n] * d + p[n]) for n in range(5))
 
 class KernelTask(Task):
@@ -322,12 +322,14 @@ class TextTask(FolderTask):
     def show(self, model, how):
         """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
         encode, decode = codec(self.meta['encoding'])
-        if how.score:
-            return self.show_score(model, how, encode(read_file(how.score)))
-        prompt, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
+        text, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
         if how.start.startswith('FILE:'):
-            prompt = read_file(how.start[5:])
-        tokens = encode(prompt or b'\n')
+            text = read_file(how.start[5:])
+        tokens = encode(read_file(how.score) if how.score else text or b'\n')
+        if max(tokens, default=0) >= self.vocab_size:
+            usage(f"this text has token {max(tokens)}, outside the model's vocabulary of {self.vocab_size}")
+        if how.score:
+            return self.show_score(model, how, tokens)
         if len(tokens) > model.longest:
             print(f"note: of the prompt's {len(tokens)} tokens the model sees the last {model.longest}: "
                   "it has no more positions")

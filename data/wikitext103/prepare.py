@@ -107,7 +107,7 @@ def attempt(url):
             have = check_answer(answer, have)
             receive(answer.iter_content(2**16), have)
     except (requests.TooManyRedirects, ValueError) as e: # ValueError: no address at all
-        raise Useless(reason(e))
+        raise Useless(str(e))
     except requests.RequestException as e:
         raise Again(f"{reason(e)}, after {size_of(part_path):,} of {zip_bytes:,} bytes")
     if size_of(part_path) < zip_bytes:
