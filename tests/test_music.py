@@ -3,6 +3,7 @@ The music: a score is what its tokens say, a MIDI file is what the model wrote, 
 and no window leaves its piece. What needs music21 is skipped where it is not installed.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -80,7 +81,7 @@ def test_lines_of_note_names():
         ['quarter', '0', '0.25', '0.5'], ['Soprano', 'C4', '-', 'C#4'], ['Alto', '.', 'A3', '-'],
         ['Tenor', '.', '.', '.'], ['Bass', 'C2', '-', '-']]
     long = notes.lines(notes.tokens_of(chorale(0, 200)))
-    assert max(map(len, long.split('\n'))) <= 100 and long.count('Soprano') > 2
+    assert max(map(len, long.split("\n"))) <= 110 and long.count('Soprano') > 2
     assert notes.lines([notes.SEPARATOR]) == '(no notes)'
 
 # -----------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def root(tmp_path):
     shutil.copy(os.path.join(REPO, 'data', 'folder.py'), tmp_path / 'data')
     for script in ('notes', 'ngram', 'prepare'):
         shutil.copy(os.path.join(REPO, 'data', 'music', f'{script}.py'), tmp_path / 'data' / 'music')
-    splits, meta = {}, {}
+    meta = {}
     for n, (split, sizes) in enumerate(SIZES.items()):
         pieces = [prepare.Piece(f'{split}{i}', 'a title', notes.tokens_of(chorale(10 * n + i, size)))
                   for i, size in enumerate(sizes)]
@@ -260,7 +261,7 @@ def test_the_same_targets_at_every_length(root, monkeypatch):
     assert all(torch.equal(y, seen[0]) for y in seen)
     # every context lies in a piece that has 256 tokens: 90, 64 and 100 steps do, 63 do not
     first, last = task.pieces('test')
-    ends, expected = [], 0
+    ends = []
     for row in torch.cat((x, y[:, -1:]), dim=1).numpy().astype(np.uint8):
         at = stream.tobytes().find(row.tobytes())
         piece = np.flatnonzero((first <= at) & (at + len(row) <= last + 1))
@@ -290,9 +291,7 @@ def test_train_sample_midi(root):
     r = run(root, 'sample.py', '--start=PIECE:3', '--num_samples=2', '--max_new_tokens=41', '--device=cpu')
     assert r.returncode == 0, r.stderr
     assert 'test3 a title' in r.stdout and r.stdout.count('Soprano') >= 2
-    try:
-        import music21
-    except ImportError:
+    if importlib.util.find_spec('music21') is None:
         assert 'pip install music21' in r.stdout and not (root / 'out' / 'sample_0.mid').exists()
     else:
         # the prompt is the original's, and the rest was printed
