@@ -99,7 +99,7 @@ class GPT(nn.Module):
         return idx
 '''
 
-# a loop as nanoGPT's: flags override settings, all groups get one lr before each step, a checkpoint may be resumed
+# a loop as nanoGPT's: flags override settings, all groups get one lr before each step, init_from=resume
 STAND_IN_TRAIN = '''
 import os
 import sys
@@ -180,7 +180,7 @@ def clone(tmp_path, monkeypatch, capsys):
     return run
 
 def test_nanogpt_trains_from_the_command_line(clone):
-    done = command(clone.folder, 'train.py', '--pos=jordan_scaled+alibi', '--pos_lr_mult=3', '--learning_rate=0.01')
+    done = command(clone.folder, 'train.py', '--pos=jordan_scaled+alibi', '--pos_lr_mult=3')
     assert 'pos=jordan_scaled+alibi' in done.stdout, done
     assert 'loss 0.' in done.stdout and 'lrs [0.01, 0.01, 0.03]' in done.stdout, done
 
@@ -352,8 +352,8 @@ def test_llama_with_its_cache_is_llama_without(hf, pos, attention):
     whole, cache, parts = model(x).logits, None, []
     # a prompt, a chunk, single tokens; past L = 32
     for a, b in ((0, 20), (20, 35), *((n, n + 1) for n in range(35, 40))):
-        out = model(x[:, a:b], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(x[:, a:b], cache=cache, use_cache=True)
+        cache = out.cache
         parts.append(out.logits)
     assert apart(whole, torch.cat(parts, dim=1)) < 1e-5
 
