@@ -13,7 +13,7 @@ Cache, left padding, grouped-query heads, eager and sdpa attention are transform
 pos.qk stands where apply_rotary_pos_emb stood, and what does not split is refused.
 Grouped heads have a gamma and an eta per key head, and an ALiBi slope per query head.
 Keys are cached as k~, from position 0, which reaches half as far as GPT in model.py before it leaves q~ . k~.
-Past that a ValueError names the length. In bfloat16 pos_eta_max=4 keeps the shear from ending it before L.
+Past that a ValueError names the length. bfloat16 takes the order 2, and pos_eta_max=4 keeps it good up to L.
 """
 
 import os

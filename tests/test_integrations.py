@@ -343,6 +343,16 @@ def test_llama_attends_by_the_definition(hf, pos, order):
     y = hf.jordan.reference_attention(layer.pos, hf.adjacent(q), hf.adjacent(k), v, t, t)
     assert apart(layer(x, t[None])[0], layer.o_proj(y.transpose(1, 2).flatten(-2))) < 1e-5
 
+def test_llama_gives_its_settings_to_the_encoding(hf):
+    settings = dict(pos='jordan_exact', pos_order=3, pos_grid='full', pos_c=2.0, pos_eta0=-0.5, pos_eta_max=3)
+    rope = dict(rope_type='default', rope_theta=500.0)
+    model = hf.JordanLlamaForCausalLM(hf.JordanLlamaConfig(**SIZES, **settings, rope_parameters=rope))
+    config = hf.jordan.GPTConfig(**settings, block_size=32, n_head=2, n_embd=48, pos_theta=500.0)
+    wanted, q, t = hf.jordan.make_pos(config), torch.randn(1, 2, 24, 24), torch.arange(24)
+    for layer in model.model.layers:
+        pos = layer.self_attn.pos
+        assert torch.equal(pos.logits(q, q, t, t), wanted.logits(q, q, t, t)) and pos.eta_max == 3.0
+
 @pytest.mark.parametrize('attention', ['eager', 'sdpa'])
 @pytest.mark.parametrize('pos', SPLIT)
 @torch.no_grad()
