@@ -1,28 +1,27 @@
 """
-transformers' Llama (5.14.1) with any encoding of this repository that splits into q~ . k~:
+transformers' Llama (5.24.0) with any encoding of this repository that splits into q~ . k~:
 
     sys.path.append('PATH/integrations')
     from hf_llama import JordanLlamaConfig, JordanLlamaForCausalLM as Llama
-    model = Llama(JordanLlamaConfig(pos='jordan_scaled+alibi', max_position_embeddings=1024))    # from scratch
-    model = Llama.from_pretrained(FOLDER)                                         # a checkpoint of its own
-    model = Llama.from_pretrained(FOLDER_OF_A_LLAMA, pos='jordan_scaled')         # gamma and eta as configured
-    optimizer = torch.optim.AdamW(model.parameter_groups(3e-4, weight_decay=0.1)) # Trainer(optimizers=(optimizer, None))
+    model = Llama(JordanLlamaConfig(pos='jordan_scaled+alibi', max_position_embeddings=1024))   # from scratch
+    model = Llama.from_pretrained(FOLDER)                                   # a checkpoint of its own
+    model = Llama.from_pretrained(FOLDER_OF_A_LLAMA, pos='jordan_scaled')   # gamma and eta as configured
+    optimizer = torch.optim.AdamW(model.parameter_groups(3e-4))             # to give to Trainer's optimizers
 
 Only pos='rope' gives a plain Llama's scores: with another encoding its weights are where training begins.
 Cache, left padding, grouped-query heads, eager and sdpa attention are transformers' own.
 pos.qk stands where apply_rotary_pos_emb stood, and what does not split is refused.
 Grouped heads have a gamma and an eta per key head, and an ALiBi slope per query head.
 Keys are cached as k~, from position 0, which reaches half as far as GPT in model.py before it leaves q~ . k~.
-Past that a ValueError names the length. In half precision pos_eta_max=4 keeps the shear from ending it before L.
+Past that a ValueError names the length. bfloat16 takes the order 2, and pos_eta_max=4 keeps it good up to L.
 """
 
 import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
-import torch.nn as nn
 from torch.nn.functional import pad
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.initialization import copy_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
@@ -53,13 +52,13 @@ class JordanLlamaConfig(LlamaConfig):
         rope, n_head = self.rope_parameters, self.num_key_value_heads
         if rope['rope_type'] != 'default':
             plain = dict(rope_type='default', rope_theta=rope['rope_theta'])
-            raise ValueError(f"rope_type={rope['rope_type']} rescales frequencies, which no encoding here does: "
+            raise ValueError(f"rope_type={rope['rope_type']} rescales frequencies, as no encoding here does: "
                              f"try rope_parameters={plain}")
         settings = {name: getattr(self, name) for name in SETTINGS}
         sizes = dict(block_size=self.max_position_embeddings, n_head=n_head, n_embd=n_head * self.head_dim)
         pos = jordan.make_pos(jordan.GPTConfig(**settings, **sizes, pos_theta=rope['rope_theta']))
         if not pos.splits or self.pos == 'learned':
-            raise ValueError(f"pos={self.pos} does not split into q~ . k~, which is all that Llama's attention takes: "
+            raise ValueError(f"pos={self.pos} does not split into q~ . k~, as Llama's attention needs it: "
                              f"try jordan_scaled")
         return pos
 
@@ -73,13 +72,14 @@ class JordanLlamaAttention(LlamaAttention):
         super().__init__(config, layer_idx)
         self.pos = config.make_pos().float() # gamma and eta stay in float32 in a model of half precision
 
-    def forward(self, hidden_states, position_ids, attention_mask=None, past_key_values=None, **kwargs):
+    def forward(self, hidden_states, position_ids, attention_mask=None, **kwargs):
         project = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (f(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in project)
         q, k = self.pos.qk(adjacent(q), adjacent(k), position_ids)         # (B, heads, T, width)
-        v = pad(v, (0, k.size(-1) - self.head_dim))                        # torch's fused attention wants one width
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+        v = pad(v, (0, k.size(-1) - self.head_dim))                        # or it leaves the flash path
+        # by its type: the name of this argument has changed, and what goes unseen is ignored in silence
+        for cache in (x for x in kwargs.values() if isinstance(x, Cache)):
+            k, v = cache.update(k, v, self.layer_idx)
         name = self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         dropout = self.attention_dropout if self.training else 0.0
@@ -87,7 +87,7 @@ class JordanLlamaAttention(LlamaAttention):
         return self.o_proj(y[..., :self.head_dim].flatten(-2)), weights    # y (B, T, heads, width)
 
 class Initialised:
-    """gamma and eta that a checkpoint lacks start as configured: transformers would leave them as they lie in memory."""
+    """gamma and eta that a checkpoint lacks start as configured: transformers would leave them undefined."""
     _supports_flash_attn = _supports_flex_attn = False # not tried
 
     def _init_weights(self, module):
@@ -115,7 +115,7 @@ class JordanLlamaForCausalLM(Initialised, LlamaForCausalLM):
         self.post_init()
 
     def parameter_groups(self, learning_rate, weight_decay=0.0, pos_lr_mult=20.0):
-        """Matrices (decayed); norms and biases; gamma and eta, which Trainer's own groups would decay. All for AdamW."""
+        """For AdamW: matrices (decayed), norms and biases, gamma and eta. Trainer's would decay the last."""
         pos = [p for name, p in self.named_parameters() if '.pos.' in name]
         rest = [p for name, p in self.named_parameters() if '.pos.' not in name]
         return [

@@ -1,5 +1,5 @@
 """
-Any encoding of this repository in a clone of karpathy/nanoGPT. In its folder, put this file before its script:
+Any encoding of this repository in a clone of karpathy/nanoGPT. There, put this file before nanoGPT's script:
 
     python PATH/integrations/nanogpt.py train.py config/train_shakespeare_char.py --pos=jordan_scaled+alibi
     python PATH/integrations/nanogpt.py sample.py --out_dir=out-shakespeare-char --pos=jordan_scaled+alibi
@@ -69,7 +69,7 @@ class NoTable(nn.Module):
         return 0
 
 def read_reach(model, _=None):
-    """A compiled graph cannot read how far gamma and eta let q~ and k~ reach: read it where they have moved."""
+    """A compiled graph cannot read how far gamma and eta let q~, k~ reach: read it when they have moved."""
     jordan.read_reach([block.attn.pos for block in model.transformer.h])
 
 def regroup(model, optimizer, lr_mult):

@@ -99,7 +99,7 @@ class GPT(nn.Module):
         return idx
 '''
 
-# a loop as nanoGPT's: flags override settings, all groups get one lr before each step, a checkpoint may be resumed
+# a loop as nanoGPT's: flags override settings, all groups get one lr before each step, init_from=resume
 STAND_IN_TRAIN = '''
 import os
 import sys
@@ -180,7 +180,7 @@ def clone(tmp_path, monkeypatch, capsys):
     return run
 
 def test_nanogpt_trains_from_the_command_line(clone):
-    done = command(clone.folder, 'train.py', '--pos=jordan_scaled+alibi', '--pos_lr_mult=3', '--learning_rate=0.01')
+    done = command(clone.folder, 'train.py', '--pos=jordan_scaled+alibi', '--pos_lr_mult=3')
     assert 'pos=jordan_scaled+alibi' in done.stdout, done
     assert 'loss 0.' in done.stdout and 'lrs [0.01, 0.01, 0.03]' in done.stdout, done
 
@@ -343,6 +343,16 @@ def test_llama_attends_by_the_definition(hf, pos, order):
     y = hf.jordan.reference_attention(layer.pos, hf.adjacent(q), hf.adjacent(k), v, t, t)
     assert apart(layer(x, t[None])[0], layer.o_proj(y.transpose(1, 2).flatten(-2))) < 1e-5
 
+def test_llama_gives_its_settings_to_the_encoding(hf):
+    settings = dict(pos='jordan_exact', pos_order=3, pos_grid='full', pos_c=2.0, pos_eta0=-0.5, pos_eta_max=3)
+    rope = dict(rope_type='default', rope_theta=500.0)
+    model = hf.JordanLlamaForCausalLM(hf.JordanLlamaConfig(**SIZES, **settings, rope_parameters=rope))
+    config = hf.jordan.GPTConfig(**settings, block_size=32, n_head=2, n_embd=48, pos_theta=500.0)
+    wanted, q, t = hf.jordan.make_pos(config), torch.randn(1, 2, 24, 24), torch.arange(24)
+    for layer in model.model.layers:
+        pos = layer.self_attn.pos
+        assert torch.equal(pos.logits(q, q, t, t), wanted.logits(q, q, t, t)) and pos.eta_max == 3.0
+
 @pytest.mark.parametrize('attention', ['eager', 'sdpa'])
 @pytest.mark.parametrize('pos', SPLIT)
 @torch.no_grad()
@@ -352,8 +362,8 @@ def test_llama_with_its_cache_is_llama_without(hf, pos, attention):
     whole, cache, parts = model(x).logits, None, []
     # a prompt, a chunk, single tokens; past L = 32
     for a, b in ((0, 20), (20, 35), *((n, n + 1) for n in range(35, 40))):
-        out = model(x[:, a:b], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(x[:, a:b], cache=cache, use_cache=True)
+        cache = out.cache
         parts.append(out.logits)
     assert apart(whole, torch.cat(parts, dim=1)) < 1e-5
 
