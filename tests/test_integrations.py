@@ -193,7 +193,7 @@ def test_nanogpt_resumes_with_its_own_encoding_alone(clone):
         clone('train.py', '--init_from=resume', '--pos=rope')
 
 def test_nanogpt_names_a_wrong_encoding_in_one_line(clone):
-    with pytest.raises(SystemExit, match='did you mean jordan_scaled'):
+    with pytest.raises(SystemExit, match='did you mean .jordan_scaled'):
         clone('train.py', '--pos=jordan_scaledd')
     with pytest.raises(SystemExit, match='pos_gama'):
         clone('train.py', '--pos_gama=1')
