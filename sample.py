@@ -53,9 +53,10 @@ if task.vocab_size != model.config.vocab_size:
     usage(f"{path}: has a vocabulary of {model.config.vocab_size}, dataset={dataset} of {task.vocab_size} now")
 if saved['data'] != (task.checksum or task.note):
     print(f"note: dataset={dataset} is not what this model was trained with; it was made again since")
-for flag in typed():
-    if flag not in (*task.uses, 'out_dir', 'checkpoint', 'device', 'dtype'):
-        print(f"note: {flag} has no effect on dataset={dataset}")
+used = ['score'] if score and 'score' in task.uses else task.uses
+for flag in dict.fromkeys(typed()):
+    if flag not in (*used, 'out_dir', 'checkpoint', 'device', 'dtype'):
+        print(f"note: {flag} has no effect " + ("beside score" if flag in task.uses else f"on dataset={dataset}"))
 
 # how to show it is the task's business
 torch.manual_seed(seed)
