@@ -34,7 +34,7 @@ def usage(message, status=2):
     rank = os.environ.get('LOCAL_RANK', '')
     if rank.isdigit() and int(rank):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(2 * int(rank))
+        time.sleep(10)
     print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
     sys.exit(status)
 

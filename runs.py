@@ -291,7 +291,7 @@ def describe_run(config, run_id, task, model, iters, seconds, device_name, val_l
     """The row of a finished run. What the model is comes from the model, not from the settings."""
     c = model.config
     row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), format=FORMAT)
-    row |= run_id | dict(label='', dataset=config['dataset'], note=task.note, metric=task.metric)
+    row |= run_id | dict(dataset=config['dataset'], note=task.note, metric=task.metric)
     row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name in COLUMNS}
     row |= {k: config[k] for k in ('pos_lr_mult', 'max_iters', 'learning_rate', 'weight_decay', 'dtype')}
     rows_per_iter = config['batch_size'] * config['gradient_accumulation_steps']
@@ -352,7 +352,7 @@ def without_effect(config, task, flags):
 
 @torch.no_grad()
 def has_effect(config, key):
-    """Would the encoding be another one without this setting? Asked of its scores, parameters moved a little."""
+    """Would the encoding score otherwise without this setting? Asked with its parameters moved a little."""
     given = {f.name: config[f.name] for f in fields(GPTConfig) if f.name in config}
     if key == 'pos_lr_mult':
         return any(True for _ in make_pos(GPTConfig(**given)).parameters())

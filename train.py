@@ -364,8 +364,8 @@ if master:
 
     # the row of results.csv, before any more words; a finished run that is resumed has its row
     seconds = train_seconds, seconds_before + time.perf_counter() - start
-    row = runs.describe_run(config, run_id, task, raw_model, iter_num, seconds, device_name, val_loss, metrics)
-    row['label'] = label
+    row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num, seconds,
+                            device_name, val_loss, metrics)
     if not eval_only and not (init_from == 'resume' and runs.find(results, **run_id)):
         runs.append(results, row)
         say(f"\na row is in {results}")
