@@ -3,8 +3,6 @@ What several scripts need and no story should stop for: one-line failures, devic
 """
 
 import os
-import sys
-import time
 from contextlib import nullcontext
 
 import torch
@@ -13,10 +11,7 @@ from configurator import usage
 
 def fail(message):
     """One line on stderr, exit status 1: something outside the command line is wrong."""
-    # torchrun ends the other processes of a machine when its first one has spoken: the others wait for that
-    time.sleep(2 * int(os.environ.get('LOCAL_RANK', 0)))
-    print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
-    sys.exit(1)
+    usage(message, status=1)
 
 # -----------------------------------------------------------------------------
 # device and processes
@@ -56,11 +51,18 @@ def join_processes(device, backend):
     """(rank, world, device) of this process. torchrun sets RANK and its like; without them there is one."""
     if 'RANK' not in os.environ:
         return 0, 1, device
-    lacking = [k for k in ('WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT') if k not in os.environ]
-    if lacking:
-        usage(f"RANK is set without {', '.join(lacking)}: start with torchrun, or unset RANK for one process")
+    numbers = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_PORT')
+    lacking = [k for k in numbers if not os.environ.get(k, '').isdigit()]
+    if lacking or 'MASTER_ADDR' not in os.environ:
+        usage(f"RANK is set, {', '.join(lacking) or 'MASTER_ADDR'} not or to no number: start with torchrun, "
+              "or unset RANK for one process")
+    if backend == 'nccl' and 'cuda' not in device:
+        usage(f"backend='nccl' needs CUDA, and this is device={device}: use gloo")
     if device == 'cuda':
         device = f"cuda:{os.environ['LOCAL_RANK']}"
+        if int(os.environ['LOCAL_RANK']) >= torch.cuda.device_count():
+            usage(f"a process for {device}, but this machine has {torch.cuda.device_count()} of them: "
+                  "start fewer with --nproc_per_node")
         torch.cuda.set_device(device)
     torch.distributed.init_process_group(backend or ('nccl' if 'cuda' in device else 'gloo'))
     return torch.distributed.get_rank(), torch.distributed.get_world_size(), device

@@ -19,19 +19,27 @@ that goes away and a console that cannot print a character end a script in one l
 import os
 import re
 import sys
+import time
+import errno
 import atexit
+import signal
 import difflib
 import traceback
 
 ROOT = os.path.dirname(os.path.abspath(__file__)) # of scripts, configs and data
 
-def usage(message):
+def usage(message, status=2):
     """One line that names the script and what is wrong, exit status 2."""
+    # of torchrun's processes on a machine the first one speaks; the others wait, and are ended meanwhile
+    rank = os.environ.get('LOCAL_RANK', '')
+    if rank.isdigit() and int(rank):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(10)
     print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 def in_one_line(kind, error, trace):
-    """sys.excepthook: Ctrl-C, lack of memory and a closed pipe are no faults of the program."""
+    """sys.excepthook: Ctrl-C, a closed pipe, no memory, a full disk, a lost process are no faults of ours."""
     script = os.path.basename(sys.argv[0])
     if issubclass(kind, KeyboardInterrupt):
         print(f"{script}: interrupted", file=sys.stderr, flush=True)
@@ -41,15 +49,23 @@ def in_one_line(kind, error, trace):
     if kind is MemoryError or kind.__name__ == 'OutOfMemoryError' or "can't allocate memory" in str(error):
         what = (str(error).strip().splitlines() or [''])[0][:120]
         print(f"{script}: out of memory ({what}): try smaller sizes", file=sys.stderr)
+    elif issubclass(kind, OSError) and error.errno == errno.ENOSPC:
+        print(f"{script}: {error}", file=sys.stderr)
+    elif 'LOCAL_RANK' in os.environ and re.search('Connection (closed|reset) by', str(error)):
+        usage("another process of this run has ended; it says why", status=1)
     else:
         sys.__excepthook__(kind, error, trace)
 
 def last_flush():
     """At exit: what is still to be printed may meet a reader that has gone."""
     try:
-        sys.stdout.flush()
+        if sys.stdout: # None where it was closed before the start
+            sys.stdout.flush()
     except BrokenPipeError:
         os._exit(141)
+    except OSError as e: # a full disk
+        os.write(2, f"{os.path.basename(sys.argv[0])}: stdout cannot be written ({e.strerror})\n".encode())
+        os._exit(1)
 
 sys.excepthook = in_one_line
 atexit.register(last_flush)

@@ -16,6 +16,7 @@ import csv
 import sys
 import json
 import time
+import errno
 import signal
 import hashlib
 import datetime
@@ -44,7 +45,13 @@ NOT_HASHED = '''
 '''.split()
 
 # settings that a resumed run may have anew, beside those
-FREE_ON_RESUME = 'eval_iters eval_rows eval_targets eval_lens'.split()
+FREE_ON_RESUME = 'eval_rows eval_targets eval_lens'.split()
+
+# and what extend=True may change
+EXTENDED = 'max_iters lr_decay_iters warmup_iters min_lr extend'.split()
+
+# settings that belong to some tasks only
+TASK_SETTINGS = 'kernel omega kernel_seed lengths'.split()
 
 # -----------------------------------------------------------------------------
 # identity
@@ -133,14 +140,15 @@ class Log:
 class Signals:
     """
     SIGINT, SIGTERM and SIGHUP ask a run to stop: it finishes its iteration, saves, and ends with the
-    usual status. A second one ends it at once, and so does the first one after `at_once(message)`. A
-    reader that has gone away asks, too.
+    usual status. A second one ends it at once, and so does the first one while there is a message: what
+    to say then. A reader that has gone away asks, too.
     """
     def __init__(self):
-        self.caught, self.message = None, None
+        self.caught, self.message = None, 'stopped before the first iteration'
         for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
-            if hasattr(signal, name): # Windows has no SIGHUP
-                signal.signal(getattr(signal, name), self.on_signal)
+            number = getattr(signal, name, None) # Windows has no SIGHUP
+            if number and signal.getsignal(number) != signal.SIG_IGN: # nohup's wish
+                signal.signal(number, self.on_signal)
 
     def on_signal(self, number, frame=None):
         if self.caught or self.message:
@@ -149,17 +157,20 @@ class Signals:
         self.caught = number
 
     def at_once(self, message):
+        """From now on a signal says this and ends the run at once; '': after its iteration."""
         self.message = message
         if self.caught:
             self.on_signal(self.caught)
 
     def say(self, *args):
-        """print, unless nobody reads any more: `train.py | head` is a wish to stop."""
+        """print, unless nobody reads any more (train.py | head) or no room is left: a wish to stop."""
         try:
             print(*args, flush=True)
-        except BrokenPipeError:
+        except OSError as e:
             sys.stdout = open(os.devnull, 'w')
             self.caught = self.caught or 13 # SIGPIPE
+            if not isinstance(e, BrokenPipeError):
+                print(f"stdout cannot be written ({e.strerror}): the run saves and ends", file=sys.stderr)
 
 # -----------------------------------------------------------------------------
 # checkpoints: tensors and plain Python types only, so that torch.load(weights_only=True) reads them
@@ -179,16 +190,15 @@ def load(path):
     try:
         with open(path, 'rb') as f:
             checkpoint = torch.load(f, map_location='cpu', weights_only=True)
-    except OSError as e:
-        fail(f"{path}: cannot be read ({e.strerror}); the file may be sound")
-    except MemoryError:
-        fail(f"{path}: not enough memory to read it; the file may be sound")
     except Exception as e: # zip, pickle and key errors of many kinds
-        if 'alloc' in str(e) or 'memory' in str(e):
+        if isinstance(e, OSError) and e.errno != errno.EINVAL: # that is a seek in a file that was cut
+            fail(f"{path}: cannot be read ({e.strerror}); the file may be sound")
+        if isinstance(e, MemoryError) or 'alloc' in str(e) or 'memory' in str(e):
             fail(f"{path}: not enough memory to read it; the file may be sound")
         fail(f"{path}: damaged or no checkpoint ({type(e).__name__}); delete it, or use another one")
-    parts = ('model', 'model_args', 'config')
-    if not isinstance(checkpoint, dict) or not all(isinstance(checkpoint.get(p), dict) for p in parts):
+    parts = dict(model=dict, model_args=dict, config=dict, data=str)
+    sound = isinstance(checkpoint, dict)
+    if not sound or not all(isinstance(checkpoint.get(name), kind) for name, kind in parts.items()):
         fail(f"{path}: not a checkpoint of this project's train.py")
     if checkpoint.get('format') != FORMAT:
         fail(f"{path}: has format {checkpoint.get('format')}, this version writes and reads {FORMAT}; "
@@ -216,21 +226,19 @@ def resume(path, config, task, extend):
     lacking = {'optimizer', 'scaler', 'iter_num', 'best_val_loss', 'seconds', 'extended'} - checkpoint.keys()
     if lacking:
         fail(f"{path}: holds no {', '.join(sorted(lacking))}, so it cannot be resumed; sample.py can use it")
-    saved, now = checkpoint['config'], dict(config)
-    must_be_equal = [k for k in settings_that_count(config) if k not in FREE_ON_RESUME] + ['seed']
-    saved, now = (settings_that_count(c) | {'seed': c['seed']} for c in (saved, now))
+    saved, now = (settings_that_count(c) | {'seed': c['seed']} for c in (checkpoint['config'], config))
     saved['data'], now['data'] = checkpoint['data'], task.checksum or task.note
-    may_differ = ('max_iters', 'lr_decay_iters', 'warmup_iters', 'min_lr', 'extend') if extend else ()
-    for key in [*must_be_equal, 'data']:
-        if saved.get(key) != now[key] and key not in may_differ:
+    changed = {k: saved.get(k) for k in now if saved.get(k) != now[k] and k not in FREE_ON_RESUME}
+    for key in changed:
+        if not (extend and key in EXTENDED):
             hint = "; --extend=True gives a run more iterations" if key == 'max_iters' else ''
             usage(f"--init_from=resume: {key} is {saved.get(key)!r} in {path}, but {now[key]!r} now; "
                   f"resume with the same settings and data, or start from scratch{hint}")
     if config['max_iters'] < checkpoint['iter_num']:
         usage(f"--init_from=resume: {path} has {checkpoint['iter_num']} iterations already, more than "
               f"max_iters={config['max_iters']}")
-    if extend and saved['max_iters'] != now['max_iters']:
-        checkpoint['extended'] = [*checkpoint['extended'], [checkpoint['iter_num'], saved['max_iters']]]
+    if changed:
+        checkpoint['extended'] = [*checkpoint['extended'], [checkpoint['iter_num'], changed]]
     return checkpoint
 
 def restore(checkpoint, path, optimizer, scaler):
@@ -283,7 +291,7 @@ def describe_run(config, run_id, task, model, iters, seconds, device_name, val_l
     """The row of a finished run. What the model is comes from the model, not from the settings."""
     c = model.config
     row = dict(time=datetime.datetime.now().isoformat(timespec='seconds'), commit=git_commit(), format=FORMAT)
-    row |= run_id | dict(label='', dataset=config['dataset'], note=task.note, metric=task.metric)
+    row |= run_id | dict(dataset=config['dataset'], note=task.note, metric=task.metric)
     row |= {f.name: getattr(c, f.name) for f in fields(c) if f.name in COLUMNS}
     row |= {k: config[k] for k in ('pos_lr_mult', 'max_iters', 'learning_rate', 'weight_decay', 'dtype')}
     rows_per_iter = config['batch_size'] * config['gradient_accumulation_steps']
@@ -293,7 +301,7 @@ def describe_run(config, run_id, task, model, iters, seconds, device_name, val_l
         params=sum(p.numel() for p in model.parameters()),
         pos_params=model.positional_parameters(),
         iters=iters,
-        tokens_per_s=round(iters * rows_per_iter * c.block_size / max(trained, 1e-9)),
+        tokens_per_s=round(iters * rows_per_iter * c.block_size / trained) if trained > 0 else 0,
         device=device_name,
         torch=torch.__version__,
         train_seconds=round(trained, 1),
@@ -304,9 +312,14 @@ def describe_run(config, run_id, task, model, iters, seconds, device_name, val_l
 
 def check_results(path):
     """Before anything is trained: the csv can be appended to, and its columns are ours."""
-    if os.path.isdir(path):
-        usage(f"results={path!r} is a folder: name a csv file")
+    if os.path.exists(path) and not os.path.isfile(path):
+        usage(f"results={path!r} is no file: name a csv file")
     read_rows(path)
+    there = os.path.abspath(path)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.access(there, os.W_OK) or os.path.isfile(there) != os.path.isfile(path):
+        usage(f"results={path!r} cannot be written there: give another --results")
 
 def as_json(row):
     """A row, new or from the csv, as one JSON object."""
@@ -322,23 +335,38 @@ def label_of(config, flags):
 def without_effect(config, task, flags):
     """A line for every flag that changes nothing in this run."""
     lines = []
-    for key in flags:
-        if key in ('kernel', 'omega', 'kernel_seed', 'lengths') and key not in task.settings:
+    for key in dict.fromkeys(flags):
+        if key in TASK_SETTINGS and key not in task.settings:
             lines.append(f"{key} has no effect on dataset={config['dataset']}")
+        elif key == 'kernel_seed' and config['kernel'] != 'random':
+            lines.append("kernel_seed has no effect but on kernel=random")
         if key in ('min_lr', 'lr_decay_iters') and not config['decay_lr']:
             lines.append(f"{key} has no effect with decay_lr=False")
+        if key in ('wandb_project', 'wandb_run_name') and not config['wandb_log']:
+            lines.append(f"{key} has no effect without wandb_log=True")
+        if key == 'backend' and 'RANK' not in os.environ:
+            lines.append("backend has no effect on a single process")
         if key.startswith('pos_') and not has_effect(config, key):
             lines.append(f"{key} has no effect on pos={config['pos']}")
     return lines
 
+@torch.no_grad()
 def has_effect(config, key):
-    """Would the encoding be another one without this setting?"""
-    plain = {f.name: config[f.name] for f in fields(GPTConfig) if f.name in config}
-    given = make_pos(GPTConfig(**plain))
+    """Would the encoding score otherwise without this setting? Asked with its parameters moved a little."""
+    given = {f.name: config[f.name] for f in fields(GPTConfig) if f.name in config}
     if key == 'pos_lr_mult':
-        return any(True for _ in given.parameters())
-    default = make_pos(GPTConfig(**plain | {key: getattr(GPTConfig, key)}))
-    return plain[key] == getattr(GPTConfig, key) or repr(given) != repr(default)
+        return any(True for _ in make_pos(GPTConfig(**given)).parameters())
+    default, scores = getattr(GPTConfig, key), []
+    x = torch.linspace(-1, 1, 8 * config['n_embd']).view(1, 8, config['n_head'], -1).transpose(1, 2).double()
+    for args in (given, given | {key: default}):
+        try:
+            pos = make_pos(GPTConfig(**args)).double()
+        except ValueError: # what is given would not be possible without it
+            return True
+        for p in pos.parameters():
+            p += .1
+        scores.append(pos.logits(x, x, torch.arange(8), torch.arange(8)))
+    return given[key] == default or not torch.equal(*scores)
 
 def read_rows(path):
     """The rows of a results csv as dicts, [] if there is none. A row that a crash cut is left out."""
@@ -382,7 +410,7 @@ def append(path, row):
     row = row | {'metrics': json.dumps(row['metrics'])}
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-        with open(path, 'a+', newline='', encoding='utf-8') as f:
+        with open(path, 'a+', newline='', encoding='utf-8', errors='backslashreplace') as f:
             hold(f)
             f.seek(0)
             text = f.read()
@@ -392,6 +420,6 @@ def append(path, row):
             if not text:
                 writer.writeheader()
             writer.writerow(row)
-    except (OSError, UnicodeDecodeError, csv.Error) as e:
+    except OSError as e:
         print(json.dumps(row), flush=True) # whatever becomes of the csv
         fail(f"{path}: cannot be written ({e}); the row stands above, on stdout; give another --results")

@@ -50,12 +50,14 @@ model = model_of(saved, path).to(device).eval()
 task = make_task(saved['config'])
 dataset = saved['config']['dataset']
 if task.vocab_size != model.config.vocab_size:
-    usage(f"{path}: has a vocabulary of {model.config.vocab_size}, dataset={dataset} of {task.vocab_size} now")
+    usage(f"{path}: has {model.config.vocab_size} tokens, dataset={dataset} now has {task.vocab_size}")
 if saved['data'] != (task.checksum or task.note):
     print(f"note: dataset={dataset} is not what this model was trained with; it was made again since")
-for flag in typed():
-    if flag not in (*task.uses, 'out_dir', 'checkpoint', 'device', 'dtype'):
-        print(f"note: {flag} has no effect on dataset={dataset}")
+used = ['score'] if score and 'score' in task.uses else task.uses
+for flag in dict.fromkeys(typed()):
+    if flag not in (*used, 'out_dir', 'checkpoint', 'device', 'dtype'):
+        where = 'beside score' if flag in task.uses else f'on dataset={dataset}'
+        print(f"note: {flag} has no effect {where}")
 
 # how to show it is the task's business
 torch.manual_seed(seed)

@@ -137,6 +137,8 @@ try:
     GPTConfig(**model_args)
 except ValueError as e:
     usage(e)
+if extend and init_from != 'resume':
+    usage("extend=True gives more iterations to a run that is taken up again: add --init_from=resume")
 if wandb_log:
     try:
         import wandb
@@ -161,6 +163,11 @@ runs.check_results(results)
 label = label or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
+measured, why = task.available(eval_lens)
+if not measured:
+    fail(f"nothing can be measured at {', '.join(map(str, eval_lens))}: {why}")
+if len(measured) < len(eval_lens):
+    say(f"note: not measured at {', '.join(str(T) for T in eval_lens if T not in measured)}: {why}")
 if skip_done and (done := runs.find(results, **run_id)):
     say('this run is in the results already')
     if json:
@@ -208,7 +215,7 @@ for group in optimizer.param_groups:
 say(f"{dataset}: {task.note}; {rows_per_iter * block_size:,} tokens per iteration")
 if dry_run:
     sys.exit()
-lock = runs.open_out_dir(out_dir) if master else None
+lock = runs.open_out_dir(out_dir) if master and not eval_only else None
 if wandb_log and master:
     wandb.init(project=wandb_project, name=wandb_run_name or None, config=config)
 log = runs.Log(out_dir, iter_num, wandb if wandb_log else None, silent=eval_only or not master)
@@ -256,6 +263,7 @@ def stop_asked():
 start = last_log = time.perf_counter()
 val_loss = lr = float('nan')
 iters_since_log = 0
+signals.at_once('')
 model.train()
 while not eval_only:
 
@@ -341,16 +349,14 @@ if master:
         say(f"val loss {val_loss * task.per_nat:.4f} {task.unit}")
     raw_model.eval()
     name, metrics, scored = METRICS[task.metric][0], {}, eval_targets or block_size // 2
-    measured, why = task.available(eval_lens)
-    if not measured:
-        fail(f"nothing can be measured at {', '.join(map(str, eval_lens))}: {why}")
-    if len(measured) < len(eval_lens):
-        say(f"note: not measured at {', '.join(str(T) for T in eval_lens if T not in measured)}: {why}")
     say(f"\n{'T':>6} {'T/L':>5} {name:>14} {'95% interval':>15} {'n':>7}")
     for T in measured:
         x, y = task.examples('test', T, eval_rows, seed, max(measured), min(scored, *measured))
         with torch.compiler.set_stance('force_eager'): # no compilation per length
             nats, hits = score(raw_model, x, y, task.answers, device, context)
+        if not np.isfinite(nats).all():
+            say(f"note: at T = {T} the loss is not finite; this length is left out")
+            continue
         values = task.values(nats, hits, y.numpy())
         lo, hi = interval(values)
         metrics[T] = [round(float(v), 6) for v in (values.mean(), lo, hi)] + [len(values)]
@@ -358,8 +364,8 @@ if master:
 
     # the row of results.csv, before any more words; a finished run that is resumed has its row
     seconds = train_seconds, seconds_before + time.perf_counter() - start
-    row = runs.describe_run(config, run_id, task, raw_model, iter_num, seconds, device_name, val_loss, metrics)
-    row['label'] = label
+    row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num, seconds,
+                            device_name, val_loss, metrics)
     if not eval_only and not (init_from == 'resume' and runs.find(results, **run_id)):
         runs.append(results, row)
         say(f"\na row is in {results}")
