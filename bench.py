@@ -15,7 +15,6 @@ X/masked is any X with its bias as the mask of torch's attention.
 
 import os
 import re
-import sys
 import json
 import time
 import platform
@@ -46,7 +45,6 @@ steps = True # forward, and forward + backward + optimiser step, at each T
 memory_T = 8192 # one row's forward pass: memory beyond the idle process, as a ratio too; 0: leave it out
 decode = False # instead: tokens/s of generation at context decode_T, with the KV cache and without
 decode_T = 1024
-profile = False # instead: where the time of a step goes, by operator (torch.profiler), at the last T
 plot = False # time and memory against T, on log axes (needs matplotlib)
 out_dir = 'out-bench' # for the picture; relative to the shell's directory
 # system
@@ -292,8 +290,8 @@ def memory_table(names):
 def decode_table(names, n=32):
     """The n-th part of generate's extra time for n tokens more, against a full forward pass per token."""
     B, rows = batch_size or 8, []
-    print(f"\ngeneration at context {decode_T}, {B} rows, median of {reps}: ms per token with full forwards,\n"
-          f"with the cache; same: equal greedy tokens\n{'encoding':22} {'reach':>8} {'full ms':>8} "
+    print(f"\ngeneration at context {decode_T}, {B} rows, median of {reps}: ms per token with full\n"
+          f"forwards, with the cache; same: equal greedy tokens\n{'encoding':22} {'reach':>8} {'full ms':>8} "
           f"{'cached ms':>9} {'tokens/s':>9} {'faster':>8} {'same':>8}")
     for name in names:
         if name == 'naive' or name.endswith('/masked'):
@@ -320,28 +318,6 @@ def decode_table(names, n=32):
         print(f"{name:22} {rows[-1]['reach']:>8} {1e3 * a:8.1f} {1e3 * b:9.2f} {B / b:9,.0f} {faster:7.1f}x "
               f"{same:4}/{n * B}", flush=True)
     return rows
-
-# -----------------------------------------------------------------------------
-# where time goes
-
-def profile_table(names):
-    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * cuda
-    tops, t = {}, T[-1]
-    for name in names:
-        if too_large(name, t, rows_of(t), train=True):
-            continue
-        _, step, _ = start(name, t)
-        with torch.profiler.profile(activities=kinds) as p:
-            step()
-            wait()
-        cost = lambda e: e.self_device_time_total if cuda else e.self_cpu_time_total
-        events = sorted(p.key_averages(), key=cost, reverse=True)
-        total = sum(map(cost, events))
-        tops[name] = {e.key[:60]: round(cost(e) / total, 4) for e in events[:12]}
-        print(f"\n{name}, T={t}: {total / 1e3:.0f} ms in operators")
-        for key, share in tops[name].items():
-            print(f"    {share:6.1%}  {key}")
-    return tops
 
 # -----------------------------------------------------------------------------
 
@@ -402,8 +378,6 @@ def main():
     out = dict(card=dict(machine=machine) | card | sizes, errors=errors)
     if decode:
         out['decode'] = decode_table(names)
-    elif profile:
-        out['profile'] = profile_table(names)
     else:
         if steps:
             out['steps'] = steps_table(names)

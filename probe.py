@@ -496,9 +496,9 @@ def learned(path):
                       accuracy_of_kernel(kernel, teacher), values.mean(), *interval(values), single.get(T)])
         out['lengths'][T] = dict(lags=lags, kernel=kernel, correlation=correlation)
     of_teacher = ' and '.join(map(num, shares(task.K(np.arange(1, L)), np.arange(1, L))))
-    print(f"\n   Its kernel by flipping input bits. teacher: correlation with {task.note}; halves: of halves\n"
-          "   of the rows; phase: the share of its square that cos and sin of omega d fit, d phase: with d\n"
-          f"   times these (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many as there\n"
+    print(f"\n   Its kernel by flipping input bits. teacher: correlation with {task.note}; halves: of two\n"
+          "   halves of the rows; phase: the share of its square that cos and sin of omega d fit, d phase: with\n"
+          f"   d times these (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many as there\n"
           "   are lags). Accuracy: readout: of a linear readout with it; model: of the model, on\n"
           f"   {rows} fresh rows; single: of the encoding's best single kernel\n")
     head = 'T,T/L,lags,rows,teacher,halves,phase,d phase,readout,model,lo,hi,single'
@@ -588,7 +588,7 @@ def unit_scores(name, l, period, i, j, components, **kw):
 
 def plot_basis():
     """Basis functions of one block by lag, read off `logits`."""
-    fig, axes = figure(1, 3, (10, 2.8), 'What a block adds to a score: Jordan blocks couple distance to phase')
+    fig, axes = figure(1, 3, (10, 2.8), 'What a block adds to a score: Jordan couples distance to phase')
     lags = torch.arange(0, 4 * L, max(1, L // 256))
     panels = (('damped', 0, 'RoPE: phase alone'), ('jordan_scaled', 2, 'Jordan: distance times phase'),
               ('jordan_stabilized', 2, 'stabilised: distance saturates'))

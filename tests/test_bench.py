@@ -60,9 +60,9 @@ def test_a_bias_by_blocks_and_as_a_mask_are_the_same(tmp_path):
     assert [r['reach'] for r in out['steps']] == ['blocks', 'T x T', 'T x T']
 
 def test_a_wrong_encoding_is_found_before_any_timing(tmp_path):
-    """With factors that forget the shear the errors say so, for those that have one alone; exit status 1."""
+    """With factors that forget decay and shear the errors say so, for those that have one; exit status 1."""
     p = bench('--pos=rope,jordan_scaled', '--steps=False', '--memory_T=0', cwd=tmp_path,
-              before='import model\nmodel.Jordan.exp_shear = lambda self, x, h, transpose=False: x')
+              before='import model\nmodel.Jordan.carry = lambda self, x, *rest: x')
     errors = json.loads(p.stdout.splitlines()[-1])['errors']
     assert p.returncode == 1 and 'jordan_scaled' in p.stderr and 'rope' not in p.stderr
     assert errors['jordan_scaled'] > 0.01 and errors['rope'] < 1e-5
@@ -75,10 +75,9 @@ def test_without_a_compiler_it_goes_on_in_eager_mode(tmp_path):
     assert json.loads(p.stdout.splitlines()[-1])['steps'][0]['compile_s'] is None
 
 @pytest.mark.slow
-def test_half_precision_and_profile(tmp_path):
-    out = result('--pos=learned,jordan_exact', '--T=32', '--profile=True', '--dtype=bfloat16', cwd=tmp_path)
+def test_half_precision(tmp_path):
+    out = result('--pos=learned,jordan_exact', '--T=32', '--memory_T=0', '--dtype=bfloat16', cwd=tmp_path)
     assert out['card']['dtype'] == 'bfloat16' and 1e-5 < max(out['errors'].values()) < 0.05
-    assert all(0.2 < sum(top.values()) <= 1.001 for top in out['profile'].values())
 
 @pytest.mark.parametrize('flag, word', [
     ('--pos=rop', 'rope'), ('--pos=rope/masked', 'rope+t5/masked'), ('--pos=naive+alibi', 'naive')])

@@ -103,9 +103,9 @@ def test_every_encoding_keeps_its_promises():
     not_relative = {r['encoding'] for r in out['rows'] if not r['relative']}
     assert not_relative == {'learned', 'jordan_stabilized_abs', 'fire'}
 
-class KeysShearedTheWrongWay(Jordan):
-    def exp_shear(self, x, h, transpose):
-        return super().exp_shear(x, h if transpose else -h, transpose)
+class SameMapOnBoth(Jordan):
+    def carry(self, x, p, origin, sign):
+        return super().carry(x, p, origin, 1)
 
 class TurnsTheWrongWay(Jordan):
     def omega(self, dtype, device):
@@ -116,7 +116,7 @@ class ForgetsTheOrigin(Jordan): # the definition itself depends on the query's p
         return super().shear(i, j, dtype) + .01 * i.to(dtype)
 
 @pytest.mark.parametrize('fault, notices', [
-    (KeysShearedTheWrongWay, 'attend at 256'), (TurnsTheWrongWay, 'matrix_exp'),
+    (SameMapOnBoth, 'attend at 256'), (TurnsTheWrongWay, 'matrix_exp'),
     (ForgetsTheOrigin, 'relative law')])
 def test_a_fault_breaks_a_law(monkeypatch, fault, notices):
     assert probe.laws_of('jordan_scaled')[1] == []
@@ -264,14 +264,12 @@ def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path, capsys):
 # as a user runs it
 
 @pytest.mark.slow
-def test_output_pastes_into_an_issue_and_is_the_same_every_time(tmp_path):
+def test_output_pastes_into_an_issue(tmp_path):
     """From another directory, on a console without Unicode, with a notebook's backend in the environment."""
-    world = dict(PYTHONIOENCODING='ascii', MPLBACKEND='module://nowhere')
-    a, b = (run('--plot=True', cwd=tmp_path, **world) for _ in range(2))
-    assert a.returncode == 0, a.stderr
-    lines = a.stdout.splitlines()
+    p = run('--plot=True', cwd=tmp_path, PYTHONIOENCODING='ascii', MPLBACKEND='module://nowhere')
+    assert p.returncode == 0, p.stderr
+    lines = p.stdout.splitlines()
     assert max(map(len, lines[:-1])) <= 100
-    assert lines[:-1] == b.stdout.splitlines()[:-1]
     assert {'laws', 'fits', 'structured', 'reference', 'shear', 'seconds'} <= json.loads(lines[-1]).keys()
     assert len(os.listdir(tmp_path / 'out-probe')) == 3
 
