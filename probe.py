@@ -497,9 +497,9 @@ def learned(path):
         out['lengths'][T] = dict(lags=lags, kernel=kernel, correlation=correlation)
     of_teacher = ' and '.join(map(num, shares(task.K(np.arange(1, L)), np.arange(1, L))))
     print(f"\n   Its kernel by flipping input bits. teacher: correlation with {task.note}; halves: of two\n"
-          "   halves of the rows; phase: the share of its square that cos and sin of omega d fit, d phase: with\n"
-          f"   d times these (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many as there\n"
-          "   are lags). Accuracy: readout: of a linear readout with it; model: of the model, on\n"
+          "   halves of the rows; phase: the share of its square that cos and sin of omega d fit, d phase:\n"
+          f"   with d times these (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many\n"
+          "   as there are lags). Accuracy: readout: of a linear readout with it; model: of the model, on\n"
           f"   {rows} fresh rows; single: of the encoding's best single kernel\n")
     head = 'T,T/L,lags,rows,teacher,halves,phase,d phase,readout,model,lo,hi,single'
     out['kernel'] = table(head.split(','), lines)
