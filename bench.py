@@ -1,6 +1,6 @@
 """
-Speed and memory of every encoding, each against GPT-2's learned positions in the same run: ratios hold on a noisy
-machine, times do not.
+Speed and memory of every encoding, each against GPT-2's learned positions in the same run: ratios hold on a
+noisy machine, times do not.
 
     python bench.py                                  # training steps at T = 256 and 1024, memory at T = 8192
     python bench.py --pos=rope,jordan_scaled --T=4096 --compile=True
@@ -8,14 +8,13 @@ machine, times do not.
     python bench.py --decode=True                    # generation with the KV cache, against full forwards
     python bench.py config/bench_gpu.py              # a GPT-2 sized model on a GPU
 
-Correctness comes first: attend against the definition of the score, in this dtype; exit status 1 if it is off. The last
-line is one JSON object. `naive` is attention with T x T scores and no positions, the textbook form, for scale; X/masked
-is any X with its whole bias as the mask of torch's attention.
+Correctness comes first: attend against the definition, in this dtype; exit status 1 if it is off. The last
+line is one JSON object. `naive` is attention without positions by T x T scores, the textbook form, for scale;
+X/masked is any X with its bias as the mask of torch's attention.
 """
 
 import os
 import re
-import sys
 import json
 import time
 import platform
@@ -46,7 +45,6 @@ steps = True # forward, and forward + backward + optimiser step, at each T
 memory_T = 8192 # one row's forward pass: memory beyond the idle process, as a ratio too; 0: leave it out
 decode = False # instead: tokens/s of generation at context decode_T, with the KV cache and without
 decode_T = 1024
-profile = False # instead: where the time of a step goes, by operator (torch.profiler), at the last T
 plot = False # time and memory against T, on log axes (needs matplotlib)
 out_dir = 'out-bench' # for the picture; relative to the shell's directory
 # system
@@ -74,7 +72,7 @@ def naive_attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
     return reference_attention(self, u, w, v, i, j, temperature)
 
 def masked_attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
-    """torch's attention on q~ and k~, the bias and the causal mask added to the scores as one (nh, T, T) matrix."""
+    """torch's attention on q~ and k~, with bias and causal mask as one (nh, T, T) matrix."""
     bias, self.bias, self.splits = self.bias, None, True
     q, k = self.factors(u, w, i, j, (i[0] + i[-1]) // 2)
     self.bias, self.splits = bias, False
@@ -83,8 +81,8 @@ def masked_attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
 
 def config_of(name, T, **kw):
     name = 'nope' if name == 'naive' else name.removesuffix('/masked')
-    return GPTConfig(pos=name, block_size=T, n_layer=n_layer, n_head=n_head, n_embd=n_embd, mlp_ratio=mlp_ratio,
-                     vocab_size=vocab_size, **kw)
+    return GPTConfig(pos=name, block_size=T, n_layer=n_layer, n_head=n_head, n_embd=n_embd,
+                     mlp_ratio=mlp_ratio, vocab_size=vocab_size, **kw)
 
 def build(name, T, **kw):
     torch.manual_seed(0)
@@ -149,7 +147,7 @@ def num(x, width, digits=0):
 # correctness
 
 def check(name, n=512):
-    """Largest error of attend on n random positions in this dtype, against the definition in float64 on the same numbers."""
+    """Largest error of attend on n random positions in this dtype, against the definition in float64."""
     module = build(name, n, pos_eta0=2.0).pos_modules()[0] # a shear of order 1
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, n_head, n, n_embd // n_head).to(getattr(torch, dtype))
@@ -165,7 +163,7 @@ def check(name, n=512):
 # training steps
 
 def start(name, T):
-    """(model, its step, seconds of compilation). Where that fails one line says so, and all goes on in eager mode."""
+    """(model, its step, seconds of compilation). If that fails, a line says so, and all goes on in eager."""
     global compile
     B, model, took = rows_of(T), build(name, T), 0.0
     if compile:
@@ -204,18 +202,22 @@ def measure(name, T):
     return row
 
 def steps_table(names):
-    print(f"\na training step; ratio: its time over that of learned, the two in turns, median (min-max) of {reps} pairs")
-    print(f"{'T':>5} {'rows':>4} {'encoding':21} {'params':>9} {'reach':>7} {'fwd ms':>7} {'step ms':>7} {'tokens/s':>8} "
-          f"{'MB':>6} {'compile s' if compile else ''} ratio")
+    print("\na training step; ratio: its time over that of learned, the two in turns, "
+          f"median (min-max) of {reps} pairs")
+    print(f"{'T':>5} {'rows':>4} {'encoding':21} {'params':>9} {'reach':>7} {'fwd ms':>7} {'step ms':>7} "
+          f"{'tokens/s':>8} {'MB':>6} {'compile s' if compile else ''} ratio")
     rows = []
     for t in T:
         for name in names:
             r = measure(name, t)
             rows.append(r)
-            spread = f" ({r['ratio_min']:.2f}-{r['ratio_max']:.2f})" if r['ratio'] and name != 'learned' else ''
+            spread = ''
+            if r['ratio'] and name != 'learned':
+                spread = f" ({r['ratio_min']:.2f}-{r['ratio_max']:.2f})"
             print(f"{t:5} {r['batch_size']:4} {name:21} {num(r['params'], 9)} {r['reach'] or 'n/a':>7} "
-                  f"{num(r['forward_ms'], 7)} {num(r['step_ms'], 7)} {num(r['tokens_per_s'], 8)} {num(r['step_mb'], 6)} "
-                  f"{num(r['compile_s'], 9, 1) if compile else ''} {num(r['ratio'], 5, 2)}{spread}", flush=True)
+                  f"{num(r['forward_ms'], 7)} {num(r['step_ms'], 7)} {num(r['tokens_per_s'], 8)} "
+                  f"{num(r['step_mb'], 6)} {num(r['compile_s'], 9, 1) if compile else ''} "
+                  f"{num(r['ratio'], 5, 2)}{spread}", flush=True)
     return rows
 
 # -----------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def peak_mb():
         return None
 
 def memory(name, T, B, train):
-    """MB that a forward pass (median of 3), or a training step, needs beyond the built model. On a CPU: of a fresh process."""
+    """MB that a forward pass (median of 3) or a step needs beyond the model. On a CPU: of a fresh process."""
     if device == 'mps':
         return None
     if cuda:
@@ -271,8 +273,8 @@ def too_large(name, T, B, train):
     return B * n_head * T * T * 4 * (4 * n_layer if train else 3) > room / 2
 
 def memory_table(names):
-    print(f"\na forward pass of one row of {memory_T}: memory beyond the idle {'model' if cuda else 'process'}, "
-          "and its ratio to learned's")
+    print(f"\na forward pass of one row of {memory_T}: memory beyond the idle "
+          f"{'model' if cuda else 'process'}, and its ratio to learned's")
     base, rows = memory('learned', memory_T, 1, train=False), []
     for name in names:
         mb = base
@@ -288,9 +290,9 @@ def memory_table(names):
 def decode_table(names, n=32):
     """The n-th part of generate's extra time for n tokens more, against a full forward pass per token."""
     B, rows = batch_size or 8, []
-    print(f"\ngeneration at context {decode_T}, {B} rows, median of {reps}: ms per token with full forwards, with the cache;\n"
-          f"same: equal greedy tokens\n"
-          f"{'encoding':22} {'reach':>8} {'full ms':>8} {'cached ms':>9} {'tokens/s':>9} {'faster':>8} {'same':>8}")
+    print(f"\ngeneration at context {decode_T}, {B} rows, median of {reps}: ms per token with full\n"
+          f"forwards, with the cache; same: equal greedy tokens\n{'encoding':22} {'reach':>8} {'full ms':>8} "
+          f"{'cached ms':>9} {'tokens/s':>9} {'faster':>8} {'same':>8}")
     for name in names:
         if name == 'naive' or name.endswith('/masked'):
             continue # no cache
@@ -307,36 +309,15 @@ def decode_table(names, n=32):
         with torch.no_grad(), context:
             logits = model(text[:, :-1], text[:, -n:])[0]
         same = (logits.argmax(dim=-1) == text[:, -n:]).sum().item()
-        times = [(seconds(full), (seconds(lambda: generate(n + 1)) - seconds(lambda: generate(1))) / n) for _ in range(reps)]
+        cached = lambda: (seconds(lambda: generate(n + 1)) - seconds(lambda: generate(1))) / n
+        times = [(seconds(full), cached()) for _ in range(reps)]
         faster = median([a / b for a, b in times])
         a, b = (median(t) for t in zip(*times))
-        rows.append(dict(pos=name, batch_size=B, reach=reach_of(model, name), full_ms=1e3 * a, cached_ms=1e3 * b,
-                         tokens_per_s=B / b, faster=faster, same=same, of=n * B))
+        rows.append(dict(pos=name, batch_size=B, reach=reach_of(model, name), full_ms=1e3 * a,
+                         cached_ms=1e3 * b, tokens_per_s=B / b, faster=faster, same=same, of=n * B))
         print(f"{name:22} {rows[-1]['reach']:>8} {1e3 * a:8.1f} {1e3 * b:9.2f} {B / b:9,.0f} {faster:7.1f}x "
               f"{same:4}/{n * B}", flush=True)
     return rows
-
-# -----------------------------------------------------------------------------
-# where time goes
-
-def profile_table(names):
-    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * cuda
-    tops, t = {}, T[-1]
-    for name in names:
-        if too_large(name, t, rows_of(t), train=True):
-            continue
-        _, step, _ = start(name, t)
-        with torch.profiler.profile(activities=kinds) as p:
-            step()
-            wait()
-        cost = lambda e: e.self_device_time_total if cuda else e.self_cpu_time_total
-        events = sorted(p.key_averages(), key=cost, reverse=True)
-        total = sum(map(cost, events))
-        tops[name] = {e.key[:60]: round(cost(e) / total, 4) for e in events[:12]}
-        print(f"\n{name}, T={t}: {total / 1e3:.0f} ms in operators")
-        for key, share in tops[name].items():
-            print(f"    {share:6.1%}  {key}")
-    return tops
 
 # -----------------------------------------------------------------------------
 
@@ -381,23 +362,22 @@ def main():
     if plot:
         pyplot() # what is missing is said now, not after the tables
     begin = time.perf_counter()
-    card = dict(machine=torch.cuda.get_device_name() if cuda else cpu_name(), device=device, dtype=dtype, compile=compile,
-                threads=torch.get_num_threads(), torch=torch.__version__, n_layer=n_layer, n_head=n_head, n_embd=n_embd,
-                mlp_ratio=mlp_ratio, vocab_size=vocab_size)
-    print(f"bench: {card['machine']}")
-    for keys in ('device dtype compile threads torch', 'n_layer n_head n_embd mlp_ratio vocab_size'):
-        print('       ' + ' '.join(f'{k}={card[k]}' for k in keys.split()))
+    card = dict(device=device, dtype=dtype, compile=compile, threads=torch.get_num_threads(),
+                torch=torch.__version__)
+    sizes = dict(n_layer=n_layer, n_head=n_head, n_embd=n_embd, mlp_ratio=mlp_ratio, vocab_size=vocab_size)
+    machine = torch.cuda.get_device_name() if cuda else cpu_name()
+    print(f'bench: {machine}')
+    for words in (card, sizes):
+        print('       ' + ' '.join(f'{k}={v}' for k, v in words.items()))
 
     limit = 3e-4 if dtype == 'float32' else 0.05
     errors = {name: check(name) for name in names}
     print(f"\nlargest error of attend against the definition, T = 512, {dtype}, limit {limit:g}:")
     for name, error in errors.items():
         print(f'{name:22} {error:.1e}', flush=True)
-    out = dict(card=card, errors=errors)
+    out = dict(card=dict(machine=machine) | card | sizes, errors=errors)
     if decode:
         out['decode'] = decode_table(names)
-    elif profile:
-        out['profile'] = profile_table(names)
     else:
         if steps:
             out['steps'] = steps_table(names)
@@ -408,7 +388,7 @@ def main():
     out['seconds'] = time.perf_counter() - begin
     print(json.dumps(json.loads(json.dumps(out), parse_float=lambda x: float(f'{float(x):.5g}'))))
     if wrong := [n for n, e in errors.items() if not e <= limit]:
-        fail(f"attend of {', '.join(wrong)} is further than {limit:g} from the definition: do not trust the rest")
+        fail(f"attend of {', '.join(wrong)} is off by more than {limit:g}: do not trust the rest")
 
 if __name__ == '__main__':
     main()

@@ -6,8 +6,9 @@ What each positional encoding is and can represent, without training; and what a
     python probe.py --ckpt=out/ckpt.pt      # gamma, eta, and the kernel that a trained model realises
     python probe.py --ckpt=a.pt,b.pt --placebo=True     # its score with eta as learned, 0 and shuffled
 
-Kernels are read off `pos.logits` of model.py, so a fault there shows here. Published values: arXiv 2605.04217, in
-float32; ours are float64. The last line is one JSON object. Exit status 1 if an encoding breaks a promise.
+Kernels are read off `pos.logits` of model.py, so a fault there shows here. Published values are those of the
+paper (arXiv 2605.04217, in float32; ours are float64). The last line is one JSON object. Exit status 1 if an
+encoding breaks a promise.
 """
 
 import os
@@ -27,7 +28,7 @@ import torch
 from common import COLORS, pyplot, save_figure
 from model import BIASES, GPTConfig, POS, make_pos, reference_attention
 from runs import load, model_of
-from tasks import KERNELS, METRICS, interval, make_task, score
+from tasks import KERNELS, interval, make_task, score
 
 # -----------------------------------------------------------------------------
 only = '' # one table: laws, fits, structured, reference or shear; '' is all of them
@@ -92,7 +93,7 @@ def make(name, order=2, hs=HS, **kw):
     return make_pos(GPTConfig(block_size=L, n_head=1, n_embd=hs, **settings)).requires_grad_(False)
 
 def at_the_edge(pos):
-    """Random parameters; gamma and eta up to what is promised: gamma T < 80, (eta s(T))^r / r! < 8 for r = m-1."""
+    """Random parameters, as large as is promised for: gamma T < 80, (eta s(T))^r / r! < 8 with r = m-1."""
     for name, p in pos.named_parameters():
         if name == 'log_gamma':
             p.copy_((torch.rand_like(p).clamp(min=.1) * 79 / FAR / pos.gamma0).log())
@@ -106,7 +107,7 @@ def at_the_edge(pos):
 
 def oracle(name, pos, i, j):
     """G by matrix_exp of the real generator of one head, for N pairs of positions i, j: (N, hs, hs)."""
-    m, pairs = getattr(pos, 'm', 1), HS // 2                               # pairs of (re, im)
+    m, pairs = getattr(pos, 'm', 1), HS // 2 # pairs of (re, im)
     omega, gamma, eta = torch.zeros(3, pairs, dtype=torch.float64)
     # the first half of direct_sum is plain RoPE, its second half does not turn
     half = pairs // 2 if name == 'direct_sum' else 0
@@ -116,7 +117,7 @@ def oracle(name, pos, i, j):
     if hasattr(pos, 'gamma'):
         gamma[half:] = pos.gamma()[0].repeat_interleave(m)
         eta[half:] = pos.eta()[0].repeat_interleave(m)
-        eta[m - 1::m] = 0                                                  # a block's last component couples to none
+        eta[m - 1::m] = 0 # a block's last component couples to none
     d, x, y = ((p / L).double() for p in (i - j, i, j))
     s = {'d': d, 'tau(d)': tau(d), 'tau(i)-tau(j)': tau(x) - tau(y)}.get(SHEAR.get(name), 0 * d)
     unit, turn = torch.eye(2).double(), torch.tensor([[0., -1.], [1., 0.]]).double()
@@ -125,7 +126,7 @@ def oracle(name, pos, i, j):
     return torch.linalg.matrix_exp((i - j)[:, None, None] * J + s[:, None, None] * N)
 
 def scores(pos, q, k, i, j):
-    """Unscaled `logits` of one head: q (Tq, hs), k (Tk, hs) at positions i, j -> (Tq, Tk). An int is all's position."""
+    """Unscaled `logits` of one head: q (Tq, hs), k (Tk, hs) at i, j (an int: all there) -> (Tq, Tk)."""
     i, j = (p if torch.is_tensor(p) else torch.full((len(x),), p) for x, p in ((q, i), (k, j)))
     return pos.logits(q[None, None], k[None, None], i, j)[0, 0] * pos.hs ** .5
 
@@ -147,7 +148,7 @@ def laws_of(name, m=2):
     randn = lambda T: torch.randn(T, HS, dtype=torch.float64)
     broken = []
 
-    # relative law: the same queries and keys, n positions on. `learned` acts before the attention: nothing to see here
+    # relative law: the same queries and keys, n positions on. `learned` acts before the attention: n/a
     q, k = randn(400), randn(400)
     shift = max(shift_error(lambda i, j, n: scores(pos, q[i], k[j], i + n, j + n), n) for n in (1, 100, FAR))
     if name != 'learned' and (shift <= 1e-9) != pos.relative:
@@ -158,14 +159,15 @@ def laws_of(name, m=2):
     if name in IN_PAPER:
         i = torch.randint(0, FAR, (16,))
         j = (torch.rand(16) * (i + 1)).long()
-        G, ours = oracle(name, pos, i, j), torch.stack([operator(pos, a, b) for a, b in zip(i.tolist(), j.tolist())])
+        G = oracle(name, pos, i, j)
+        ours = torch.stack([operator(pos, a, b) for a, b in zip(i.tolist(), j.tolist())])
         if name == 'alibi': # its slope for one head
             ours += 2 ** -8 * HS ** .5 * (i - j).double()[:, None, None]
         expm = ((ours - G).abs().amax((1, 2)) / G.abs().amax((1, 2))).max().item()
         if not expm <= 1e-9:
             broken.append('matrix_exp')
 
-    # attend in float32 against the definition in float64, the last n of T queries, in units of what is promised
+    # attend in float32 against the definition in float64, the last n of T queries, over what is promised
     errors = []
     for T, n, promise in ((256, 256, 1e-5), (FAR, 8, 3e-4)):
         q, k, v = (x.float()[None, None] for x in (randn(n), randn(T), randn(T)))
@@ -179,7 +181,7 @@ def laws_of(name, m=2):
 
 def laws(names=None):
     """The table of laws, then what makes the construction what it is."""
-    print(f"\n1. Laws. One head of {HS}; gamma T < 80, factors of the shear below 8 at T = {FAR}, both random\n"
+    print(f"\n1. Laws. One head of {HS}; random gamma T < 80, factors of the shear < 8 at T = {FAR}\n"
           "   shift: change of a score when both positions move by up to 8192. expm: error of the operator\n"
           "   against matrix_exp. attend: error in float32 over the promise: 1e-5 at 256, 3e-4 at 8192\n")
     rows, broken, out = [], [], {}
@@ -188,7 +190,7 @@ def laws(names=None):
             row, faults = laws_of(name, m)
             rows.append(['!' * bool(faults) + name, *row[1:]])
             broken += [f'{name} m={m}: {fault}' for fault in faults]
-    out['rows'] = table(['encoding', 'm', 'parameters', 'relative', 'shift', 'expm', 'attend 256', 'attend 8192'], rows)
+    out['rows'] = table('encoding,m,parameters,relative,shift,expm,attend 256,attend 8192'.split(','), rows)
 
     # G(1) - e^lambda I has the rank of J - lambda I: m eigenvectors to lambda without shear, one with it
     out['ranks'] = []
@@ -221,15 +223,16 @@ def laws(names=None):
     return out | dict(broken=broken)
 
 # -----------------------------------------------------------------------------
-# 2, 3. regressions: which kernels lie in the span of which features, and what a fit on lags < L does up to 8 L
+# 2, 3. regressions: which kernels lie in which span, and what a fit on lags below L does up to 8 L
 
-W64 = 10000.0 ** (-2 * np.arange(16) / 64) # the 16 fast frequencies of a head of 64; targets turn by index 3 (and 5)
+W64 = 10000.0 ** (-2 * np.arange(16) / 64) # the fast frequencies of a head of 64; targets turn by index 3
 W96 = 10000.0 ** (-2 * np.arange(16) / 96) # of a head of 96, for jets of order above 2
 # mean squared errors over 8192 lags, and R2, as published
 MSE = { # phase, linear, mixed
     'RoPE': (.000, 17.618, 8.791), 'Damped RoPE': (.054, 17.583, 9.510), 'ALiBi': (.505, .000, 10.666),
     'RoPE+ALiBi': (.000, .000, 8.791), 'Direct-sum': (.000, .000, 8.819), 'Stabilised': (.039, 50.463, 7.414),
-    'Exact/raw': (.004, 462.392, 1.975), 'Scaled c=.1': (.011, 541.274, 2.011), 'Scaled c=1': (.309, 20.485, 10.254)}
+    'Exact/raw': (.004, 462.392, 1.975), 'Scaled c=.1': (.011, 541.274, 2.011),
+    'Scaled c=1': (.309, 20.485, 10.254)}
 STRUCTURED = ('phase_drift', 'seasonal', 'damped_wave', 'rhythm', 'motif')
 MSE_STRUCTURED = {
     'RoPE': (.004, 7.120, 1.345, 3.449, .693), 'ALiBi': (.505, 9.996, 2.103, 4.671, 1.093),
@@ -237,7 +240,7 @@ MSE_STRUCTURED = {
     'Direct-sum': (.004, 7.145, 1.345, 3.457, .711), 'Stabilised': (.041, 6.395, .935, 3.034, .511),
     'Stabilised gamma 0': (.003, 4.632, .608, 2.226, .265), 'Exact/raw': (.005, 1.686, .000, .835, .229),
     'Stabilised m=3': (.028, 4.832, .543, 2.302, .259)}
-R2_JETS = {1: (1.0000, 1.0000, .9989, .2979), 2: (.2908, 1.0000, .9995, .0326), 3: (.0396, .3740, .9997, .0033)}
+R2_JETS = {1: (1.0, 1.0, .9989, .2979), 2: (.2908, 1.0, .9995, .0326), 3: (.0396, .3740, .9997, .0033)}
 
 def jets(d, w, gamma=0.0, s=None, m=1):
     """e^{-gamma d} s^r / r! {cos, sin}(w d) for r < m, one column each; s in units of L."""
@@ -260,7 +263,7 @@ def make_bases(d):
         'Exact/raw': [jets(d, W64, g, x, 2)],
         'Scaled c=.1': [jets(d, W64, .1 / L, x, 2)],
         'Scaled c=1': [jets(d, W64, 1 / L, x, 2)],
-        'Raw, gamma 0': [jets(d, W64, 0, x, 2)],                           # the only one that holds the mixed target
+        'Raw, gamma 0': [jets(d, W64, 0, x, 2)], # the only one that holds the mixed target
         'Full-grid RoPE': [jets(d, 10000.0 ** (-2 * np.arange(32) / 64))],
         'Stabilised gamma 0': [jets(d, W64, 0, tau(x), 2)],
         'Stabilised m=3': [jets(d, W64, g, tau(x), 3)],
@@ -271,7 +274,7 @@ def with_constant(*parts):
     return np.hstack([np.ones((len(parts[0]), 1)), *(p.reshape(len(p), -1) for p in parts)])
 
 def fit(X, y, ridge):
-    """Ridge regression on the lags below L, at all lags. Features are not normalised, the constant is penalised too."""
+    """Ridge regression on the lags below L, at all lags; features as they are, the constant penalised too."""
     A = X[:L]
     penalty = np.eye(X.shape[1], dtype=X.dtype) * X.dtype.type(ridge)
     return X @ np.linalg.solve(A.T @ A + penalty, A.T @ y[:L])
@@ -287,7 +290,8 @@ def fits():
     """Fit below L, error at L, 2L, 4L, 8L; and how much of it is the ridge's doing, or float32's."""
     d = np.arange(8 * L, dtype=np.float64)
     bases, lengths, out = make_bases(d), [L, 2 * L, 4 * L, 8 * L], {}
-    for n, (target, formula) in enumerate((('phase', 'cos(w d)'), ('linear', '-d/L'), ('mixed', '(d/L) cos(w d)'))):
+    formulas = dict(phase='cos(w d)', linear='-d/L', mixed='(d/L) cos(w d)')
+    for n, (target, formula) in enumerate(formulas.items()):
         y, rows = KERNELS[target](d, L, W64[3]), []
         for name, X in bases.items():
             errors = [mse(X, y, T, ridge) for T in lengths]
@@ -295,12 +299,13 @@ def fits():
             rows.append([name, *errors, theirs, 1 - errors[0] / y[:L].var(), 1 - errors[-1] / y.var()])
         print(f"\n2. Fit of {formula} on lags below {L}, ridge {ridge:g}: MSE and R2 over the lags below T\n"
               f"   published: MSE at {8 * L}. Variance of the target there: {y.var():.3f}\n")
-        out[target] = table(['basis', *(f'MSE {T}' for T in lengths), 'published', 'R2 at L', 'R2 at 8L'], rows)
+        head = ['basis', *(f'MSE {T}' for T in lengths), 'published', 'R2 at L', 'R2 at 8L']
+        out[target] = table(head, rows)
     ridges, rows = [10.0 ** -n for n in range(2, 9)], []
     for name, X in bases.items():
         single = mse(X.astype(np.float32), y.astype(np.float32), 8 * L, ridge)
         rows.append([name, *(mse(X, y, 8 * L, r) for r in ridges), single, np.linalg.cond(X[:L])])
-    print(f"\n   (d/L) cos(w d) at {8 * L}: MSE by ridge, with {ridge:g} also in float32: what moves is numerics\n")
+    print(f"\n   (d/L) cos(w d): MSE at {8 * L} by ridge; float32 with {ridge:g}. What moves is numerics\n")
     out['ridge'] = table(['basis', *(f'{r:.0e}' for r in ridges), 'float32', 'condition'], rows)
     return out
 
@@ -309,7 +314,9 @@ def structured():
     d, out = np.arange(8 * L, dtype=np.float64), {}
     def line(name, ours, theirs):
         out[name] = dict(ours=ours, published=theirs)
-        return [name, *(f'{num(x)} ({p:.3f})' for x, p in zip(ours, theirs))] if theirs else [name, *map(num, ours)]
+        if not theirs:
+            return [name, *ours]
+        return [name, *(f'{num(x)} ({p:.3f})' for x, p in zip(ours, theirs))]
     rows = []
     for name, X in make_bases(d).items():
         errors = [mse(X, KERNELS[target](d, L, W64[3]), 8 * L, ridge) for target in STRUCTURED]
@@ -321,7 +328,7 @@ def structured():
         y = (d / L) ** r * np.exp(-.1 * d / L) * np.cos(W96[3] * d)
         r2 = [1 - mse(with_constant(X), y, 8 * L, ridge) / y.var() for X in bases.values()]
         rows.append(line(f'jet r={r}', r2, published(theirs)))
-    print(f"\n   Jets (d/L)^r e^(-.1 d/L) cos(w d): R2 below lag {8 * L} (published). Scaled bases of order m, c = .1\n")
+    print(f"\n   Jets (d/L)^r e^(-.1 d/L) cos(w d): R2 below lag {8 * L} (published). Bases scaled c = .1\n")
     table(['target', *bases], rows)
     return out
 
@@ -345,28 +352,28 @@ SINGLE = ( # encoding, settings, the best of its kernels, published accuracies o
 )
 
 def accuracy_of_kernel(kernel, teacher):
-    """1 - arccos(rho)/pi: accuracy of a linear readout with this kernel, rho its cosine with the teacher, by lag."""
+    """1 - arccos(rho)/pi: accuracy of a linear readout with this kernel, rho its cosine with the teacher."""
     rho = abs(kernel @ teacher) / max(np.linalg.norm(kernel) * np.linalg.norm(teacher), 1e-300)
     return 1 - math.acos(min(rho, 1.0)) / math.pi
 
 def reference_accuracies(config, K, omega, lengths):
     """
-    {T: accuracy} of a linear readout with the best single kernel of this encoding at the teacher's frequency, as the
-    last query of T positions sees it; best at L. No bound: a trained model mixes kernels. {} for `learned`.
+    {T: accuracy} of a linear readout with the best single kernel (at L) of this encoding at the teacher's
+    frequency, as the last of T queries sees it. No bound: a trained model mixes kernels. {} for `learned`.
     """
     if config.pos == 'learned' or omega is None or not 0 < omega < 1:
         return {}
-    # one head of two blocks, of which the second turns by omega per token; a bias has no kernel at a frequency
+    # one head of two blocks, of which the second turns by omega per token; a bias on top is left out
     hs = 4 * config.pos_order
     name = config.pos if config.pos in BIASES else config.pos.partition('+')[0]
-    pos = make_pos(replace(config, pos=name, n_head=1, n_embd=hs, pos_theta=omega ** (-hs / 2), pos_grid='fast',
-                           pos_eta0=config.pos_eta_max / 2)).double()
+    pos = make_pos(replace(config, pos=name, n_head=1, n_embd=hs, pos_theta=omega ** (-hs / 2),
+                           pos_grid='fast', pos_eta0=config.pos_eta_max / 2)).double()
     units = torch.eye(hs, dtype=torch.float64)
     def accuracies(T): # of every pair of unit vectors as query and key: (hs * hs)
         q, k = units.repeat_interleave(hs, 0)[:, None, None], units.repeat(hs, 1)[:, None, None]
         with torch.no_grad():
             logits = pos.logits(q, k.expand(-1, -1, T, -1), torch.tensor([T - 1]), torch.arange(T))
-        kernels = logits[:, 0, 0, :-1].flip(-1).numpy()                    # by lag 1 .. T-1
+        kernels = logits[:, 0, 0, :-1].flip(-1).numpy() # by lag 1 .. T-1
         return [accuracy_of_kernel(kernel, K(np.arange(1, T))) for kernel in kernels]
     best = int(np.argmax(accuracies(config.block_size)))
     return {T: accuracies(T)[best] for T in lengths}
@@ -378,23 +385,23 @@ def reference():
         config = GPTConfig(pos=name, block_size=L, **settings)
         ours = reference_accuracies(config, lambda d: d * np.cos(OMEGA * d), OMEGA, [L, 2 * L, 4 * L, 8 * L])
         rows.append([name, kernel, *ours.values(), *(theirs or (None, None))])
-    print(f"\n4. Synthetic task, L = {L}: accuracy of a linear readout with one kernel of the teacher's omega,\n"
-          "   for the last query. No bound: trained models mix kernels. trained: published, on 96 rows\n")
+    print(f"\n4. Synthetic task, L = {L}: accuracy of a linear readout with one kernel of the right omega.\n"
+          "   No bound: a trained model mixes kernels. trained: published accuracies, on 96 rows\n")
     return table(['encoding', 'kernel', 'L', '2L', '4L', '8L', 'trained L', 'trained 8L'], rows)
 
 # -----------------------------------------------------------------------------
 # 5. the stabilised shear, two ways
 
 def shear():
-    """The shear coordinate that a key 64 tokens back has, by query position, read off `logits` of one block."""
+    """The shear coordinate of a key 64 tokens back, by query position, read off `logits` of one block."""
     queries, rows = [64, L // 4, L - 1, 2 * L - 1, 4 * L - 1, 8 * L - 1], []
     for name in ('jordan_exact', 'jordan_scaled', 'jordan_stabilized', 'jordan_stabilized_abs'):
         pos = make(name, hs=4).double()
-        maps = [operator(pos, i, i - 64) for i in queries]                 # e^{-gamma d} [[R, eta s R], [0, R]]
+        maps = [operator(pos, i, i - 64) for i in queries] # e^{-gamma d} [[R, eta s R], [0, R]]
         s = [(G[:2, 2:].norm() / G[:2, :2].norm() / pos.eta()[0, 0]).item() for G in maps]
         rows.append([name, SHEAR[name], *(f'{x:.4f}' for x in s)])
-    print(f"\n5. Shear coordinate of lag 64 in units of L = {L}, by query position. The paper writes tau(i-j),\n"
-          "   and trained tau(i)-tau(j)\n")
+    print(f"\n5. Shear coordinate of lag 64 in units of L = {L}, by query position. The paper writes\n"
+          "   tau(i-j), and trained tau(i)-tau(j)\n")
     return table(['encoding', 's', *map(str, queries)], rows)
 
 # -----------------------------------------------------------------------------
@@ -440,14 +447,14 @@ def gamma_and_eta(model):
 @torch.no_grad()
 def flip_kernel(model, x, lags):
     """
-    The kernel that a model realises: half the change of its logit difference (bit 1 - bit 0) at the last position when
-    the bit at a lag goes from 0 to 1. x (N, T), bits at these lags (n) -> (N, n). For a linear readout of the form
-    sum_d K(d) (2 b - 1) it is K. `model` is anything with model(idx)[0] = logits (B, n, V).
+    The kernel that a model realises: half the change of its logit difference (bit 1 - bit 0) at the last
+    position when the bit at a lag goes from 0 to 1. x (N, T), bits at these lags (n) -> (N, n). For a linear
+    readout of the form sum_d K(d) (2 b - 1) it is K. `model`: anything with model(idx)[0] = logits (B, n, V).
     """
     T, out = x.size(1), []
-    at, step = T - 1 - lags, max(1, 16384 // T)                            # step: rows per forward
+    at, step = T - 1 - lags, max(1, 16384 // T) # step: rows per forward
     for row in x.long():
-        flipped = row.repeat(len(lags) + 1, 1)                             # the last one stays as it is
+        flipped = row.repeat(len(lags) + 1, 1) # the last one stays as it is
         flipped[torch.arange(len(lags)), at] = 1 - row[at]
         logits = torch.cat([model(part)[0][:, -1] for part in flipped.split(step)]).double()
         readout = logits[:, 1] - logits[:, 0]
@@ -455,7 +462,7 @@ def flip_kernel(model, x, lags):
     return torch.stack(out)
 
 def phase_shares(kernel, lags, omega):
-    """The parts of a kernel's square that least squares fit with cos and sin of omega d, and with d times these, too."""
+    """The parts of a kernel's square that cos and sin of omega d fit, and that they and d times them fit."""
     phase = np.stack([np.cos(omega * lags), np.sin(omega * lags)], axis=1)
     out = []
     for X in (phase, np.hstack([phase, phase * lags[:, None]])):
@@ -464,7 +471,7 @@ def phase_shares(kernel, lags, omega):
     return out
 
 def learned(path):
-    """gamma and eta of a checkpoint; and, where the task has a teacher K by lag, the kernel that the model realises."""
+    """gamma and eta of a checkpoint; where the task has a teacher K by lag, the kernel that was learned."""
     model, task, out = open_checkpoint(path)
     out |= dict(layers=gamma_and_eta(model), lengths={})
     if not hasattr(task, 'K'):
@@ -478,7 +485,7 @@ def learned(path):
         edges = np.linspace(1, T, min(flip_lags, T - 1) + 1)
         lags = np.unique((edges[:-1] + rng.random(len(edges) - 1) * np.diff(edges)).astype(np.int64))
         flips = flip_kernel(model, x[:max(2, flip_rows * L // T)], torch.from_numpy(lags)).numpy()
-        # every row counts the same: one whose answer is certain moves little, and its sign has no scale anyway
+        # every row counts the same: one whose answer is certain moves little, and a sign has no scale
         flips /= np.maximum(np.linalg.norm(flips, axis=1, keepdims=True), 1e-300)
         kernel, teacher = flips.mean(axis=0), task.K(lags)
         with np.errstate(invalid='ignore'): # a kernel that is 0
@@ -489,11 +496,13 @@ def learned(path):
                       accuracy_of_kernel(kernel, teacher), values.mean(), *interval(values), single.get(T)])
         out['lengths'][T] = dict(lags=lags, kernel=kernel, correlation=correlation)
     of_teacher = ' and '.join(map(num, shares(task.K(np.arange(1, L)), np.arange(1, L))))
-    print(f"\n   Its kernel by flipping input bits, against the teacher ({task.note}): correlation, and between\n"
-          f"   halves of the rows; the share of its square that cos and sin of omega d fit, and with d cos and\n"
-          f"   d sin (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many as there are lags).\n"
-          f"   Accuracy of a linear readout with it, of the model on {rows} fresh rows, of the best single kernel\n")
-    out['kernel'] = table('T,T/L,lags,rows,teacher,halves,phase,d phase,readout,model,lo,hi,single'.split(','), lines)
+    print(f"\n   Its kernel by flipping input bits. teacher: correlation with {task.note}; halves: of two\n"
+          "   halves of the rows; phase: the share of its square that cos and sin of omega d fit, d phase:\n"
+          f"   with d times these (of the teacher below L {of_teacher}; of noise 2 and 4 parts in as many\n"
+          "   as there are lags). Accuracy: readout: of a linear readout with it; model: of the model, on\n"
+          f"   {rows} fresh rows; single: of the encoding's best single kernel\n")
+    head = 'T,T/L,lags,rows,teacher,halves,phase,d phase,readout,model,lo,hi,single'
+    out['kernel'] = table(head.split(','), lines)
     return out | dict(L=L, teacher=task.K)
 
 # -----------------------------------------------------------------------------
@@ -509,7 +518,7 @@ def change_eta(model, how):
             eta.copy_(eta[torch.randperm(len(eta), generator=g)])
 
 def placebo_of(path):
-    """A row for each temperature, eta and length: the task's metric, and by how much it differs from the learned eta's."""
+    """A row for each temperature, eta and length: the task's metric, and its change against the learned."""
     model, task, about = open_checkpoint(path)
     examples, attn, out = examples_of(model, task, (1, 8)), model.transformer.h[-1].attn, []
     has_eta = any(name.endswith('atanh_eta') for name, _ in model.named_parameters())
@@ -521,10 +530,10 @@ def placebo_of(path):
             for T, (x, y) in examples.items():
                 values = measure(model, task, x, y)
                 difference = values - learned.setdefault(T, values)
-                out.append(about | dict(T=T, length=T / model.config.block_size, temperature=attn.temperature, eta=how,
-                                        metric=task.metric, value=values.mean(), interval=interval(values),
-                                        difference=difference.mean(), of_difference=interval(difference),
-                                        values=values if how == 'learned' else difference))
+                r = dict(T=T, length=T / model.config.block_size, temperature=attn.temperature, eta=how)
+                r |= dict(metric=task.metric, value=values.mean(), interval=interval(values))
+                r |= dict(difference=difference.mean(), of_difference=interval(difference))
+                out.append(about | r | dict(values=values if how == 'learned' else difference))
             model.load_state_dict(as_trained)
     return out
 
@@ -540,23 +549,25 @@ def placebos(paths):
             x = values[0] if len(values) == 1 else np.array([v.mean() for v in values])
             cells.append(f'{x.mean():.3f} +-{x.std(ddof=1) / len(x) ** .5:.3f}')
         lines.append([*key, len(by_eta['learned']), *cells, *[None] * (3 - len(cells))])
-    print("\n7. Placebo: the last layer's attention at other temperatures, with eta as learned, 0, and shuffled\n"
-          f"   over the heads and blocks of a layer, on {rows} fresh rows (or windows). eta 0, shuffled: what they\n"
-          "   change. +-: standard error over the n checkpoints of a label; over rows, paired, where n = 1\n")
+    print("\n7. Placebo: the last layer's attention at other temperatures, with eta as learned; and what it\n"
+          "   changes when eta is 0, or shuffled over the heads and blocks of a layer.\n"
+          f"   {rows} fresh rows (or windows). +-: standard error over the n checkpoints of a label; where\n"
+          "   n = 1 over rows, paired\n")
     table(['encoding', 'metric', 'T/L', 'temperature', 'n', 'as learned', 'eta 0', 'shuffled'], lines)
     return out
 
 # -----------------------------------------------------------------------------
 # pictures. Colours are the project's; line styles tell them apart in grey
 
-LINES = {'RoPE': ('rope', '--'), 'Stabilised': ('jordan_stabilized', '-'), 'Exact/raw': ('jordan_exact', (0, (6, 1))),
-         'Scaled c=1': ('jordan_scaled', '-.')} # basis -> encoding, line
+LINES = { # basis -> encoding, line
+    'RoPE': ('rope', '--'), 'Stabilised': ('jordan_stabilized', '-'), 'Scaled c=1': ('jordan_scaled', '-.'),
+    'Exact/raw': ('jordan_exact', (0, (6, 1)))}
 
-def figure(rows, columns, width, height, message, **kw):
+def figure(rows, columns, size, message, **kw):
     plt = pyplot()
     plt.rcParams.update({'font.size': 9, 'axes.titlesize': 9, 'axes.titlelocation': 'left',
                          'axes.spines.top': False, 'axes.spines.right': False})
-    fig, axes = plt.subplots(rows, columns, figsize=(width, height), layout='constrained', squeeze=False, **kw)
+    fig, axes = plt.subplots(rows, columns, figsize=size, layout='constrained', squeeze=False, **kw)
     fig.suptitle(message, x=0, ha='left', fontsize=11)
     return fig, axes
 
@@ -567,40 +578,43 @@ def save(fig, name):
     return path
 
 def unit_scores(name, l, period, i, j, components, **kw):
-    """Unscaled scores (Tq, Tk) of one block that turns once in `period` tokens: query (1, 0 ...) against these of the key."""
-    config = GPTConfig(block_size=l, n_head=1, n_embd=8, pos=name, pos_theta=(2 * math.pi / period) ** -4, **kw)
-    pos = make_pos(config).double().requires_grad_(False)
+    """Scores (Tq, Tk) of one block that turns once in `period`: query component 0, key `components`."""
+    theta = (2 * math.pi / period) ** -4
+    pos = make_pos(GPTConfig(block_size=l, n_head=1, n_embd=8, pos=name, pos_theta=theta, **kw)).double()
     q, k = torch.zeros(len(i), 8).double(), torch.zeros(len(j), 8).double()
-    block = 2 if name.partition('+')[0] == 'rope' else 4                   # where the second frequency of the grid lies
+    block = 2 if name.startswith('rope') else 4 # where the second frequency of the grid lies
     q[:, block], k[:, [block + c for c in components]] = 1, 1
-    return scores(pos, q, k, i, j)
+    return scores(pos.requires_grad_(False), q, k, i, j)
 
 def plot_basis():
     """Basis functions of one block by lag, read off `logits`."""
-    fig, axes = figure(1, 3, 10, 2.8, 'What one block adds to a score, by lag: a Jordan block couples distance to phase')
+    fig, axes = figure(1, 3, (10, 2.8), 'What a block adds to a score: Jordan couples distance to phase')
     lags = torch.arange(0, 4 * L, max(1, L // 256))
-    for ax, name, component, message in zip(axes[0], ('damped', 'jordan_scaled', 'jordan_stabilized'), (0, 2, 2), (
-            'RoPE: phase alone', 'Jordan: distance times phase', 'stabilised: distance saturates')):
+    panels = (('damped', 0, 'RoPE: phase alone'), ('jordan_scaled', 2, 'Jordan: distance times phase'),
+              ('jordan_stabilized', 2, 'stabilised: distance saturates'))
+    for ax, (name, component, message) in zip(axes[0], panels):
         for gamma, look in ((0.0, dict(color='0.6', lw=.9, label='undamped')),
                             (1 / L, dict(color=COLORS[name], lw=1.3, label='gamma = 1/L'))):
-            y = unit_scores(name, L, L / 6, lags[-1:], lags[-1] - lags, [component], pos_gamma0=gamma, pos_eta0=1.0)
+            y = unit_scores(name, L, L / 6, lags[-1:], lags[-1] - lags, [component], pos_gamma0=gamma)
             ax.plot(lags / L, y[0], **look)
         ax.set_title(message)
         ax.set_xlabel('lag d / L')
     axes[0, 0].set_ylabel('basis function')
-    axes[0, 1].legend(frameon=False, loc='upper left') # the other panels likewise, each in its encoding's colour
+    axes[0, 1].legend(frameon=False, loc='upper left')
     return save(fig, 'basis')
 
 def plot_fits():
     """Target and fits, at the end of the training range and of its 2, 4, 8 fold."""
     d = np.arange(8 * L, dtype=np.float64)
     y, bases = KERNELS['mixed'](d, L, W64[3]), make_bases(d)
-    fig, axes = figure(2, 2, 9, 4.6, f'Fitted on lags below L = {L}: past them distance times phase alone keeps growing')
+    message = f'Fitted on lags below L = {L}: past them only distance times phase keeps growing'
+    fig, axes = figure(2, 2, (9, 4.6), message)
     for ax, n in zip(axes.flat, (1, 2, 4, 8)):
         x = slice(n * L - 45, n * L)
         ax.plot(d[x], y[x], color='0.82', lw=6, label='target (d/L) cos(w d)')
         for basis, (name, line) in LINES.items():
-            ax.plot(d[x], fit(bases[basis], y, ridge)[x], lw=1.4, label=basis, color=COLORS[name], linestyle=line)
+            z = fit(bases[basis], y, ridge)[x]
+            ax.plot(d[x], z, lw=1.4, label=basis, color=COLORS[name], linestyle=line)
         ax.set_title('end of the fitted lags' if n == 1 else f'{n} L')
     for ax in axes[-1]:
         ax.set_xlabel('lag d (tokens)')
@@ -612,8 +626,8 @@ def plot_fits():
 def plot_scores():
     """Scores of one block with the same content at every position."""
     names = ('rope', 'jordan_scaled', 'jordan_stabilized', 'jordan_stabilized_abs', 'rope+alibi')
-    fig, axes = figure(1, len(names), 11, 2.9, 'What positions alone do to scores: constant along every diagonal, '
-                       'but for jordan_stabilized_abs', sharey=True)
+    message = 'What positions alone do to scores: the same along diagonals, but for jordan_stabilized_abs'
+    fig, axes = figure(1, len(names), (11, 2.9), message, sharey=True)
     p = torch.arange(256)
     for ax, name in zip(axes[0], names):
         s = unit_scores(name, 64, 48, p, p, [0] if name.startswith('rope') else [0, 2], pos_eta0=2.0)
@@ -627,14 +641,14 @@ def plot_scores():
     return save(fig, 'scores')
 
 def plot_learned(models):
-    """The kernels of trained models over their teachers, at L and at the longest length: a row for each model."""
-    fig, axes = figure(len(models), 2, 10, 1.9 * len(models) + .6, width_ratios=(1, 2),
-                       message="The kernel that a trained model realises, read by flipping input bits, over its teacher's")
+    """The kernels of trained models over their teachers, at L and the longest length, a row each."""
+    message = "The kernel that a trained model computes, read by flipping input bits, over its teacher's"
+    fig, axes = figure(len(models), 2, (10, 1.9 * len(models) + .6), message, width_ratios=(1, 2))
     for line, r in zip(axes, models):
         for ax, T in zip(line, (min(r['lengths']), max(r['lengths']))):
             at, d = r['lengths'][T], np.arange(1, T)
             kernel, teacher = at['kernel'], r['teacher'](at['lags'])
-            kernel = kernel * (kernel @ teacher) / max(kernel @ kernel, 1e-300) # the sign of a readout has no scale
+            kernel = kernel * (kernel @ teacher) / max(kernel @ kernel, 1e-300) # a sign has no scale
             ax.plot(d, r['teacher'](d), color='0.75', lw=.8, label='teacher')
             ax.plot(at['lags'], kernel, 'o', ms=3, color=COLORS.get(r['label'].split()[0]), label=r['label'])
             ax.set_title(f"T = {T}, {T / r['L']:g} L: correlation {at['correlation']:.2f}")
@@ -649,7 +663,8 @@ def plot_learned(models):
 def to_json(out):
     """One line: no numpy, no tensors, no functions, no NaN, six digits."""
     text = json.dumps(out, default=lambda x: x.tolist() if hasattr(x, 'tolist') else None)
-    return json.dumps(json.loads(text, parse_float=lambda x: float(f'{float(x):.6g}'), parse_constant=lambda x: None))
+    rounded = json.loads(text, parse_float=lambda x: float(f'{float(x):.6g}'), parse_constant=lambda x: None)
+    return json.dumps(rounded)
 
 def main():
     start, draw = time.perf_counter(), []
