@@ -4,9 +4,10 @@ Fill the numbers of README.md and results/README.md in from the csvs beside this
     python results/claims.py                 # after new rows
     python results/claims.py --check=True    # change nothing; exit status 1 if a number is stale
 
-A number stands between two comments: <!--linear:jordan_exact-rope@8L-->+0.171 ±0.025<!---->. The first says the csv, the
-encoding (with _ for a space), perhaps what it is compared with, the length, and perhaps, after a question mark, what
-stands in the name of the panel: <!--softmax:rope@8L?n_layer=2-->. A difference comes with n, adjusted p and verdict.
+A number stands between two comments: <!--linear:jordan_exact-rope@8L-->+0.171 ±0.025<!---->. The first says the
+csv, the encoding (with _ for a space), perhaps what it is compared with, the length, and perhaps, after a question
+mark, a word of the panel's name: <!--softmax:rope@8L?n_layer=2-->. A difference comes with n, adjusted p and
+verdict. <!--size:model.py-->44<!----> is the size of a file in KB.
 """
 
 import os
@@ -22,7 +23,7 @@ from common import fail
 check = False # only say what is stale
 # -----------------------------------------------------------------------------
 
-MARK = re.compile(r'(<!--(\w+):([^@>]+)@(\d+)L(?:\?(\S+?))?-->)(.*?)(<!---->)', flags=re.S)
+MARK = re.compile(r'(<!--(\w+):([^@>]+?)(?:@(\d+)L)?(?:\?(\S+?))?-->)(.*?)(<!---->)', flags=re.S)
 
 def named(encodings, name):
     """The rows of this encoding, or None."""
@@ -30,7 +31,10 @@ def named(encodings, name):
 
 def text_of(study, names, length, panel):
     """What the csv of a study says: '0.982 ±0.009', or '+0.171 ±0.025 (n = 5, p < .001, better)'."""
-    # every number is read with the baseline of its claim, and p adjusted for all comparisons of the csv with that one
+    if study == 'size':
+        return f'{os.path.getsize(os.path.join(ROOT, names)) / 1000:.0f}'
+
+    # with the baseline of this claim, and p adjusted for all comparisons of the csv with that one
     name, _, base = names.partition('-')
     panels = ablate.read(os.path.join(ROOT, 'results', f'{study}.csv'))
     known = {key.replace(' ', '_'): key for encodings in panels.values() for key in encodings}
@@ -38,9 +42,10 @@ def text_of(study, names, length, panel):
     ablate.compare(panels)
 
     # the one panel that has it
-    found = [group for key, encodings in panels.items() if (not panel or panel in key.split()) and (group := named(encodings, name))]
+    found = [named(encodings, name) for key, encodings in panels.items() if not panel or panel in key.split()]
+    found = [group for group in found if group]
     if len(found) != 1:
-        raise LookupError(f"{len(found)} panels of results/{study}.csv have {name}" + (f" at {panel}" if panel else ''))
+        raise LookupError(f"{len(found)} panels of results/{study}.csv have {name} {panel or ''}")
     cell = found[0].cells[int(length) * found[0].L]
     if not base:
         return ablate.plus_minus(cell)
