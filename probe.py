@@ -43,7 +43,7 @@ placebo = False # instead of that: their score with eta as learned, 0, and shuff
 temperatures: tuple[float, ...] = (1.0, 10.0, 100.0) # of the last layer's attention, beside the trained one
 rows = 512 # fresh rows (or windows) per length that are scored
 flip_lags = 64 # lags at which input bits are flipped, spread over 1 .. T-1
-flip_rows = 24 # rows per lag at T = L, fewer at longer T, so that each length costs the same
+flip_rows = 48 # rows per lag at T = L, fewer at longer T, so that each length costs the same
 # -----------------------------------------------------------------------------
 configure(globals(), {
     "x in ('', 'laws', 'fits', 'structured', 'reference', 'shear')": 'only',
