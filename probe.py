@@ -417,7 +417,10 @@ def open_checkpoint(path):
     about = dict(ckpt=path, label=settings.get('label') or model.config.pos, seed=settings.get('seed'))
     print(f"\n{path}: {about['label']}, seed {about['seed']}, iteration {checkpoint.get('iter_num')}")
     print(textwrap.indent(textwrap.fill(model.describe(), 96), '   '))
-    return model, make_task(settings), about
+    task = make_task(settings)
+    if checkpoint['data'] != (task.checksum or task.note):
+        print('   note: its data are not those that it was trained on any more')
+    return model, task, about
 
 def examples_of(model, task, multiples):
     """{T: fresh rows x, y} at those multiples of the training length that the model and the task can have."""

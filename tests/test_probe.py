@@ -167,7 +167,7 @@ def checkpoint(path, dataset='synth', seed=0, **kw):
     settings = dict(dataset=dataset, kernel='mixed', omega=.2, kernel_seed=None, lengths=(), seed=seed,
                     label=config.pos, block_size=config.block_size)
     torch.save(dict(model=GPT(config).state_dict(), model_args=asdict(config), config=settings, iter_num=7,
-                    format=FORMAT), path)
+                    data='mixed omega=0.2', format=FORMAT), path)
     return str(path)
 
 @pytest.fixture
@@ -184,6 +184,14 @@ def test_the_kernel_is_read_at_one_to_eight_times_the_training_length(tmp_path, 
     out = probe.learned(checkpoint(tmp_path / 'ckpt.pt', pos='direct_sum+alibi'))
     assert [row['T'] for row in out['kernel']] == [32, 64, 128, 256]
     assert all(0 <= row['lo'] <= row['model'] <= row['hi'] <= 1 for row in out['kernel'])
+
+def test_other_data_than_it_was_trained_on_are_said(tmp_path, small, capsys, monkeypatch):
+    path = checkpoint(tmp_path / 'ckpt.pt', pos='rope', block_size=16)
+    probe.learned(path)
+    assert 'note:' not in capsys.readouterr().out
+    monkeypatch.setattr(KernelTask, 'checksum', 'another')
+    probe.learned(path)
+    assert 'note: its data' in capsys.readouterr().out
 
 @pytest.mark.parametrize('pos', ['learned', 't5', 'rope'])
 def test_a_model_without_gamma_and_eta_says_so(tmp_path, small, capsys, pos):
