@@ -726,6 +726,7 @@ class GPT(nn.Module):
 
     def describe(self, dtype=torch.float32):
         """One line: the encoding that runs, its parameters and its path at length L in this dtype."""
+        self.read_reach()
         pos, t = self.pos_modules()[0], self.config.attn_temperature
         n = self.positional_parameters()
         dtype = dtype if t == 1 else torch.promote_types(dtype, torch.float32)
@@ -735,8 +736,8 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, cache=None):
         """
-        idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions (-1: ignored).
-        Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size). None: n = 1.
+        idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions, -1: ignored, None: n = 1.
+        Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size).
         """
         self.read_reach()
         T, start = idx.size(1), cache[0].n if cache else 0

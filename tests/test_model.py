@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import (BIASES, GPT, POS, SHEARS, Bias, GPTConfig, Jordan, KVCache, lags, make_pos, read_reach,
                    reference_attention)
-from test_pos import (ALL, DAMPED, F64, JORDAN, KINDS, SHEAR, SPLIT, attend, base, bias_of, build,
+from test_pos import (ALL, DAMPED, F64, JORDAN, KINDS, SHEAR, SOME, SPLIT, attend, base, bias_of, build,
                       by_definition, make, operator, orders, positions, qkv, randomise, span, worst)
 
 FLOAT = torch.float32
@@ -52,7 +52,7 @@ def whole_logits(model, idx):
 # -----------------------------------------------------------------------------
 # the model is a causal language model with nanoGPT's signature
 
-@pytest.mark.parametrize('name', ALL)
+@pytest.mark.parametrize('name', SOME)
 def test_a_fresh_model_knows_nothing_and_one_step_improves_it(name):
     """
     The first loss is near ln(vocab_size); every parameter gets a gradient; a step of AdamW lowers the loss.
@@ -290,7 +290,7 @@ def test_generation_runs_in_half_precision(name):
 def test_at_a_high_temperature_attention_is_linear_in_the_scores(name):
     """
     attn_temperature -> infinity: mean(v) + mean(score (v - mean(v))), means over the keys in sight, score
-    with its bias. At 1e4 within 1e-3 of it in float64, and the rest falls like 1/t. Set by hand, as by probe.py.
+    with its bias. At 1e4 within 1e-3 of it in float64, and the rest falls like 1/t.
     """
     T, i = 40, positions(40)
     attn = wander(tiny(name, T=T, L=24)).double().transformer.h[0].attn
@@ -788,7 +788,7 @@ def test_angles_in_half_precision_are_right_far_out(name, dtype, cast):
     size = x.double().unflatten(-1, (-1, 2)).norm(dim=-1, keepdim=True).expand(-1, -1, -1, -1, 2).flatten(-2)
     assert got.dtype == dtype and ((got - want).abs() <= 1.01 * torch.finfo(dtype).eps / 2 * size).all()
 
-@pytest.mark.parametrize('name', ALL)
+@pytest.mark.parametrize('name', SOME)
 def test_autocast_does_not_reach_into_float32_attention(name):
     """
     Under bfloat16 autocast, float32 q, k, v give bit for bit what they give without: definition and fast
@@ -875,8 +875,8 @@ def is_lawful(name):
     x = tokens(3, 41)
     model(x[:, :-1], x[:, 1:])[1].backward()
     assert all((p.grad != 0).any() and p.grad.isfinite().all() for p in model.parameters())
-    text, want = wander(model).generate(x[:, :5], 40, temperature=0), x[:, :5]
-    for _ in range(40):
+    text, want = wander(model).generate(x[:, :5], 25, temperature=0), x[:, :5]
+    for _ in range(25):
         want = torch.cat((want, whole_logits(model, want)[:, -1:].argmax(dim=-1)), dim=1)
     return torch.equal(text, want)
 
@@ -996,8 +996,9 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize('key, values', dict(
     dropout=(-0.1, 1.0, NAN), attn_temperature=(0.0, 1e-40, -1.0, 1e5, NAN, INF),
     pos_theta=(0.0, 1.0, -5.0, NAN), pos_gamma0=(-1.0, NAN, INF), pos_c=(-1.0, NAN, INF),
-    pos_eta_max=(0.0, -1.0, NAN, INF), pos_eta0=(5.0, -6.0, NAN), pos_grid=('slow', ''), n_layer=(0, -1), n_head=(0, -1), n_embd=(0, -1),
-    block_size=(0, -1), vocab_size=(0, -1), mlp_ratio=(0, -1), pos_order=(0, -1)).items())
+    pos_eta_max=(0.0, -1.0, NAN, INF), pos_eta0=(5.0, -6.0, NAN), pos_grid=('slow', ''),
+    n_layer=(0, -1), n_head=(0, -1), n_embd=(0, -1), block_size=(0, -1), vocab_size=(0, -1),
+    mlp_ratio=(0, -1), pos_order=(0, -1)).items())
 def test_bad_settings_are_refused_in_one_line_that_names_them(key, values):
     for value in values:
         words = refusal(**{key: value})
