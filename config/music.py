@@ -6,7 +6,9 @@
 #     python sample.py --out_dir=out-music --start=PIECE:0 --num_samples=1     # prints it, writes MIDI
 #
 # The metric is bits per token, of the same targets at every length: the last 64 of each window of the 51 test
-# pieces (of 72) that have 768 tokens, 200 windows. A 5-gram of the same tokens: 1.43 (data/music/ngram.py).
+# pieces (of 72) that have 768 tokens, 200 windows. One run each (seed 0), at 128, 256, 512 and 768:
+#     jordan_scaled+alibi .736 .748 .751 .754      rope .750 5.969 8.950 7.012
+# A 5-gram of the same tokens has 1.430 (data/music/ngram.py). About three minutes of one quiet core (AMD EPYC).
 out_dir = 'out-music'
 dataset = 'music'
 block_size = 128
