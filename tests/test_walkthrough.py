@@ -5,15 +5,19 @@ Nothing here needs Jupyter: a notebook is JSON, and its cells are Python.
 
 import ast
 import base64
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
 from conftest import ROOT
+from model import Jordan
+from tasks import KernelTask
 
 PATH = os.path.join(ROOT, 'walkthrough.ipynb')
 with open(PATH, encoding='utf-8') as f:
@@ -96,6 +100,23 @@ def test_it_names_no_path_of_a_machine():
             text = text.replace(json.dumps(image), '')
     for place in ('/tmp', '/work', '/root', '/home', '/Users', 'C:\\'):
         assert place not in text
+
+def without_words(code):
+    """Python without comments and docstrings."""
+    tree = ast.parse(textwrap.dedent(code))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.unparse(tree)
+
+@pytest.mark.parametrize('name', ['Jordan.rotate', 'Jordan.score', 'Jordan.carry', 'KernelTask.rows'])
+def test_the_functions_that_it_shows_are_those_of_the_repo(name):
+    """Else execute the notebook again: its outputs show code that has changed since."""
+    [cell] = [cell for cell in CODE if source(cell) == f'print(inspect.getsource({name}))']
+    shown = ''.join(line for output in cell['outputs'] for line in output['text'])
+    kind, _, method = name.partition('.')
+    function = getattr({'Jordan': Jordan, 'KernelTask': KernelTask}[kind], method)
+    assert without_words(shown) == without_words(inspect.getsource(function))
 
 def test_cells_are_short():
     for cell in CODE:
