@@ -736,7 +736,7 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, cache=None):
         """
-        idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions, -1: ignored, None: n = 1.
+        idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions (-1: ignored).
         Only those n go through the last layer's queries and MLP: logits (B, n, vocab_size).
         """
         self.read_reach()
