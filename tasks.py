@@ -218,27 +218,25 @@ class KernelTask(Task):
 
 class RecallTask(Task):
     """
-    Associative recall at a distance: eight keys, each followed by its value, lie anywhere in a row of blanks;
-    at its end the keys come once more in another order, and after each its value is asked.
-    Tokens: 0-7 values, 8-15 keys, 16 blank.
+    Associative recall at a distance: eight keys, each with its value in one token, lie anywhere in a row of
+    blanks; the row ends with the keys alone, in another order, and the value of each is asked.
+    Tokens: values 0-3, a key with its value 4-35, a key alone 36-43, blank 44.
     """
-    PAIRS, BLANK = 8, 16
-    vocab_size, answers, shortest = 17, 8, 31
-    note = '8 pairs'
+    KEYS, VALUES, BLANK = 8, 4, 44
+    vocab_size, answers, shortest = 45, 4, 16
+    note = '8 keys, 4 values'
 
     def rows(self, rng, T, n):
-        pairs, body = self.PAIRS, T + 1 - 2 * self.PAIRS
+        keys = np.arange(self.KEYS)
         # all that is random in a row at once: the first rows are the same ones, however many there are
-        drawn = rng.random((n, 2 * pairs + body // 2))
-        values = (8 * drawn[:, :pairs]).astype(np.uint8)                       # of each key
-        order = drawn[:, pairs:2 * pairs].argsort(axis=1)                      # of the questions
-        place = 2 * drawn[:, 2 * pairs:].argsort(axis=1)[:, :pairs]            # of the pairs
-        row, each = np.full((n, T + 1), self.BLANK, np.uint8), np.arange(n)[:, None]
-        row[each, place], row[each, place + 1] = 8 + np.arange(pairs), values
-        row[:, body::2], row[:, body + 1::2] = 8 + order, values[each, order]
-        x, y = torch.from_numpy(row[:, :-1].copy()), torch.from_numpy(row[:, body:].astype(np.int64))
-        y[:, 0::2] = -1 # nobody can know which key comes next
-        return x, y
+        drawn = rng.random((n, self.KEYS + T))
+        values = (self.VALUES * drawn[:, :self.KEYS]).astype(np.int64)             # (n, KEYS)
+        order = drawn[:, self.KEYS:2 * self.KEYS].argsort(axis=1)                  # of the questions
+        place = drawn[:, 2 * self.KEYS:].argsort(axis=1)[:, :self.KEYS]            # one for each key
+        row, each = np.full((n, T), self.BLANK, np.uint8), np.arange(n)[:, None]
+        row[each, place] = self.VALUES + self.VALUES * keys + values
+        row[:, -self.KEYS:] = self.VALUES + self.VALUES * self.KEYS + order
+        return torch.from_numpy(row), torch.from_numpy(values[each, order])
 
 # -----------------------------------------------------------------------------
 # a folder of data/ with files of tokens; data/folder.py reads and checks them
