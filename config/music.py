@@ -8,7 +8,7 @@
 # The metric is bits per token, of the same targets at every length: the last 64 of each window of the 51 test
 # pieces (of 72) that have 768 tokens, 200 windows. One run each (seed 0), at 128, 256, 512 and 768:
 #     jordan_scaled+alibi .736 .748 .751 .754      rope .750 5.969 8.950 7.012
-# A 5-gram of the same tokens has 1.430 (data/music/ngram.py). About three minutes of one quiet core (AMD EPYC).
+# A 5-gram of the same tokens has 1.430 (data/music/ngram.py). Three minutes of a quiet core (Intel Xeon).
 out_dir = 'out-music'
 dataset = 'music'
 block_size = 128

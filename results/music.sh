@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Music: in Bach's chorales distance and period meet. Who carries them to six times the training length?
-# 90 runs and 14 to tune, of about four minutes of a core each: three and a half hours on two. A run that
+# 90 runs and 16 to tune, of about four minutes of a core each: three and a half hours on two. A run that
 # results/music.csv has is not made again, so this may be stopped and started.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -3,6 +3,7 @@ The music: a score is what its tokens say, a MIDI file is what the model wrote, 
 and no window leaves its piece. What needs music21 is skipped where it is not installed.
 """
 
+import glob
 import importlib.util
 import json
 import os
@@ -203,12 +204,9 @@ SIZES = {'train': [30, 40, 20, 33], 'val': [32, 40], 'test': [90, 30, 64, 100, 6
 @pytest.fixture
 def root(tmp_path):
     """A copy of the scripts whose data/music has made pieces, so that nothing of the user's is touched."""
-    for script in ('common', 'configurator', 'model', 'runs', 'sample', 'tasks', 'train'):
-        shutil.copy(os.path.join(REPO, f'{script}.py'), tmp_path)
-    os.makedirs(tmp_path / 'data' / 'music')
-    shutil.copy(os.path.join(REPO, 'data', 'folder.py'), tmp_path / 'data')
-    for script in ('notes', 'ngram', 'prepare'):
-        shutil.copy(os.path.join(REPO, 'data', 'music', f'{script}.py'), tmp_path / 'data' / 'music')
+    for path in glob.glob('*.py', root_dir=REPO) + glob.glob('data/**/*.py', root_dir=REPO, recursive=True):
+        os.makedirs(tmp_path / os.path.dirname(path), exist_ok=True)
+        shutil.copy(os.path.join(REPO, path), tmp_path / path)
     meta = {}
     for n, (split, sizes) in enumerate(SIZES.items()):
         pieces = [prepare.Piece(f'{split}{i}', 'a title', notes.tokens_of(chorale(10 * n + i, size)))
