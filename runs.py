@@ -156,7 +156,7 @@ class Signals:
     def at_once(self, message):
         """From now on a signal says this and ends the run at once; '': after its iteration."""
         self.message = message
-        if self.caught:
+        if self.caught and message:
             self.on_signal(self.caught)
 
     def say(self, *args):

@@ -182,10 +182,10 @@ def test_a_signal_while_training_saves_and_ends_with_the_usual_status(here, monk
     assert runs.load('out/ckpt.pt')['iter_num'] == 2 and not os.path.exists('results.csv')
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', SIGNALS)
-@pytest.mark.parametrize('flags, line', [
-    ('--max_iters=1000000 --eval_iters=1000000', 'synth: '), # in its first evaluation
-    ('--max_iters=1 --eval_rows=1000000', '     T'), ('--eval_only=True --eval_rows=1000000', '     T')])
+@pytest.mark.parametrize('number, flags, line', [
+    (signal.SIGINT, '--max_iters=1000000 --eval_iters=1000000', 'synth: '), # in its first evaluation
+    (signal.SIGHUP, '--max_iters=1 --eval_rows=1000000', '     T'),
+    (signal.SIGTERM, '--eval_only=True --eval_rows=1000000', '     T')])
 def test_a_signal_ends_a_measurement_at_once_a_second_one_anything(tmp_path, number, flags, line):
     p = start('train.py', *TINY, *flags.split(), cwd=tmp_path)
     while not p.stdout.readline().startswith(line):
@@ -288,20 +288,15 @@ def test_weights_that_are_not_finite_are_called_so(here, script, value):
 # 7 streams and encodings
 
 @pytest.mark.slow
-@pytest.mark.parametrize('encoding', ['cp1252', 'ascii', 'utf-8'])
-@pytest.mark.parametrize('name', ['café', '日本'])
-def test_a_console_that_cannot_print_ends_no_run(tmp_path, encoding, name):
+@pytest.mark.parametrize('name, env', [
+    ('café', dict(PYTHONIOENCODING='cp1252')),
+    ('日本', dict(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0', HOME='/nonexistent'))])
+def test_a_console_that_cannot_print_ends_no_run(tmp_path, name, env):
     folder = tmp_path / '作業'
     folder.mkdir()
-    out, err = finish(start('train.py', *TINY, f'--out_dir={name}', cwd=folder, PYTHONIOENCODING=encoding))
+    out, err = finish(start('train.py', *TINY, f'--out_dir={name}', cwd=folder, **env))
     assert not err and len(rows_of(folder / 'results.csv')) == 1
-    finish(start('sample.py', f'--out_dir={name}', cwd=folder, PYTHONIOENCODING=encoding))
-
-@pytest.mark.slow
-def test_c_locale_and_no_home(tmp_path):
-    finish(start('train.py', *TINY, '--out_dir=café', cwd=tmp_path, LC_ALL='C', PYTHONUTF8='0',
-                 PYTHONCOERCECLOCALE='0', HOME='/nonexistent'))
-    assert len(rows_of(tmp_path / 'results.csv')) == 1
+    finish(start('sample.py', f'--out_dir={name}', cwd=folder, **env))
 
 def test_a_label_of_no_unicode_is_no_end_of_a_row(here):
     assert here('train.py', *TINY, '--label=caf\udce9').status == 0
@@ -360,9 +355,9 @@ def test_a_checkpoint_of_something_else_is_one_line(here, change, words):
     assert_refused(run.status, run.err, 'out/ckpt.pt', words, code=1)
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_a_checkpoint(tmp_path):
+def test_a_disk_that_is_full_at_a_checkpoint(here, tmp_path):
     """Under a limit of file size that the log keeps and a checkpoint does not; the one before is intact."""
-    finish(start('train.py', *TINY, cwd=tmp_path))
+    assert here('train.py', *TINY).status == 0
     before = (tmp_path / 'out' / 'ckpt.pt').read_bytes()
     limit = ['sh', '-c', 'ulimit -f 20; exec "$@"', 'sh']
     out, err = finish(start('train.py', *TINY, cwd=tmp_path, before=limit), 1)
@@ -385,8 +380,7 @@ def test_no_space_left_is_one_line_that_names_the_file(here, monkeypatch, file):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='no /dev/full')
-@pytest.mark.parametrize('script, flags', [('train.py', TINY), ('sample.py', []),
-                                           ('data/synth/prepare.py', ['--help'])])
+@pytest.mark.parametrize('script, flags', [('train.py', TINY), ('sample.py', [])])
 def test_a_full_disk_under_stdout(here, tmp_path, script, flags):
     assert here('train.py', *TINY).status == 0
     p = start(script, *flags, cwd=tmp_path, before=['sh', '-c', 'exec "$@" >/dev/full', 'sh'])
@@ -399,7 +393,7 @@ def test_an_out_dir_that_cannot_be_is_one_line(here, tmp_path):
     assert_refused(run.status, run.err, 'out_dir', 'another --out_dir', code=1)
 
 @pytest.mark.slow
-@pytest.mark.parametrize('compiler', ['nonexistent', '/bin/false'])
+@pytest.mark.parametrize('compiler', ['nonexistent'])
 def test_compile_that_fails_falls_back_to_eager_with_one_line(tmp_path, compiler):
     out, _ = finish(start('train.py', *TINY, '--compile=True', cwd=tmp_path, CXX=compiler,
                           TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'cache')))
@@ -477,14 +471,13 @@ def test_lengths_that_cannot_be_measured_are_refused_before_training(here, folde
 # 10 distributed: tests/test_train.py has the numbers
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags, words', [('--batch_sise=3', 'batch_sise'),
-                                          ('--gradient_accumulation_steps=3', 'multiple of 2'),
-                                          ('--results=.', 'results'), ('--dataset=none', 'none'),
-                                          ('--out_dir=file/o', 'out_dir')])
+@pytest.mark.parametrize('flags, words', [('--batch_sise=3', 'batch_sise'), # before the processes meet
+                                          ('--out_dir=file/o', 'out_dir')]) # by the first of them alone
 def test_a_refusal_is_printed_once(tmp_path, flags, words):
     (tmp_path / 'file').write_text('')
     torchrun = ['torch.distributed.run', '--standalone', '--nproc_per_node=2', os.path.join(ROOT, 'train.py')]
-    p = start('-m', *torchrun, *TINY, '--gradient_accumulation_steps=2', flags, repo='', cwd=tmp_path)
+    p = start('-m', *torchrun, *TINY, '--gradient_accumulation_steps=2', '--results=r.csv', flags, repo='',
+              cwd=tmp_path)
     out, err = finish(p, 1)
     ours = [line for line in err.splitlines() if line.startswith('train.py: ')]
     assert len(ours) == 1 and words in ours[0] and '[rank' not in err, err[:2000]
