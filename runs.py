@@ -110,18 +110,15 @@ class Log:
         self.path, self.wandb, self.silent = os.path.join(out_dir, 'log.jsonl'), wandb, silent
         if silent:
             return
-        kept = []
+        kept = ''
         try:
             if iter_num and os.path.exists(self.path):
                 with open(self.path, encoding='utf-8', errors='replace') as f:
-                    kept = [line for line in f if self.iteration(line) < iter_num]
-            replace_file(self.path, lambda f: f.write(''.join(kept).encode()))
+                    lines = re.findall(r'^(\{"iter": (\d+), .*\}\n)', f.read(), flags=re.M)
+                kept = ''.join(line for line, it in lines if int(it) < iter_num)
+            replace_file(self.path, lambda f: f.write(kept.encode()))
         except OSError as e:
             fail(f"{self.path}: cannot be written ({e.strerror}); what was there before is intact")
-
-    def iteration(self, line):
-        found = re.fullmatch(r'\{"iter": (\d+), .*\}\n', line)
-        return int(found[1]) if found else float('inf')
 
     def __call__(self, **values):
         if self.silent:
@@ -159,7 +156,7 @@ class Signals:
     def at_once(self, message):
         """From now on a signal says this and ends the run at once; '': after its iteration."""
         self.message = message
-        if self.caught:
+        if self.caught and message:
             self.on_signal(self.caught)
 
     def say(self, *args):
@@ -277,15 +274,11 @@ def compile_blocks(model, x, y, context, say):
 
 def git_commit():
     """Short hash of the commit that ran, with + where the tree was changed; '' outside git."""
-    def git(*args):
-        return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, encoding='utf-8')
+    command = 'git describe --always --dirty=+ --exclude=*'
     try:
-        head, changes = git('rev-parse', '--short', 'HEAD'), git('status', '--porcelain', '-uno')
-    except OSError:
+        return subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError: # no git
         return ''
-    if head.returncode:
-        return ''
-    return head.stdout.strip() + ('+' if changes.stdout.strip() else '')
 
 def describe_run(config, run_id, task, model, iters, seconds, device_name, val_loss, metrics):
     """The row of a finished run. What the model is comes from the model, not from the settings."""
@@ -319,7 +312,7 @@ def check_results(path):
     while not os.path.exists(there):
         there = os.path.dirname(there)
     if not os.access(there, os.W_OK) or os.path.isfile(there) != os.path.isfile(path):
-        usage(f"results={path!r} cannot be written there: give another --results")
+        usage(f"results={path!r} cannot be written there: give another --results or --out_dir")
 
 def as_json(row):
     """A row, new or from the csv, as one JSON object."""
@@ -334,21 +327,17 @@ def label_of(config, flags):
 
 def without_effect(config, task, flags):
     """A line for every flag that changes nothing in this run."""
-    lines = []
-    for key in dict.fromkeys(flags):
-        if key in TASK_SETTINGS and key not in task.settings:
-            lines.append(f"{key} has no effect on dataset={config['dataset']}")
-        elif key == 'kernel_seed' and config['kernel'] != 'random':
-            lines.append("kernel_seed has no effect but on kernel=random")
-        if key in ('min_lr', 'lr_decay_iters') and not config['decay_lr']:
-            lines.append(f"{key} has no effect with decay_lr=False")
-        if key in ('wandb_project', 'wandb_run_name') and not config['wandb_log']:
-            lines.append(f"{key} has no effect without wandb_log=True")
-        if key == 'backend' and 'RANK' not in os.environ:
-            lines.append("backend has no effect on a single process")
-        if key.startswith('pos_') and not has_effect(config, key):
-            lines.append(f"{key} has no effect on pos={config['pos']}")
-    return lines
+    one_process = 'RANK' not in os.environ
+    where = [
+        (f"on dataset={config['dataset']}", [k for k in TASK_SETTINGS if k not in task.settings]),
+        (f"on kernel={config['kernel']}", ['kernel_seed'] if config['kernel'] != 'random' else []),
+        ("with decay_lr=False", [] if config['decay_lr'] else ['min_lr', 'lr_decay_iters']),
+        ("without wandb_log=True", [] if config['wandb_log'] else ['wandb_project', 'wandb_run_name']),
+        ("on a single process", ['backend'] if one_process else []),
+        (f"on pos={config['pos']}", [k for k in flags if k.startswith('pos_') and not has_effect(config, k)]),
+    ]
+    flags = list(dict.fromkeys(flags))
+    return [f"{key} has no effect {words}" for words, keys in where for key in flags if key in keys]
 
 @torch.no_grad()
 def has_effect(config, key):

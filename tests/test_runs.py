@@ -43,16 +43,18 @@ def send(monkeypatch, number, at, name='batch'):
 # -----------------------------------------------------------------------------
 # 1 identity
 
-@pytest.mark.parametrize('flag', ['--lengths=8,16', '--omega=0.2', '--kernel=phase', '--block_size=8', '--eval_rows=15',
-                                  '--eval_iters=15', '--dtype=bfloat16', '--mlp_ratio=2', '--grad_clip=2'])
+@pytest.mark.parametrize('flag', ['--lengths=8,16', '--omega=0.2', '--kernel=phase', '--block_size=8',
+                                  '--eval_rows=15', '--eval_iters=15', '--dtype=bfloat16', '--mlp_ratio=2', '--grad_clip=2'])
 def test_what_changes_a_number_changes_the_hash(here, flag):
-    first, other = (row_of(here('train.py', *TINY, '--max_iters=0', '--json=True', *more)) for more in ((), (flag,)))
+    first, other = (row_of(here('train.py', *TINY, '--max_iters=0', '--json=True', *more))
+                    for more in ((), (flag,)))
     assert first['config_hash'] != other['config_hash']
 
 @pytest.mark.parametrize('flags', ['--log_interval=7 --eval_interval=1', '--save_best=False --label=x',
                                    '--batch_size=2 --gradient_accumulation_steps=2'])
 def test_what_changes_no_number_leaves_the_hash(here, flags):
-    first, other = (row_of(here('train.py', *TINY, '--max_iters=0', '--json=True', *more)) for more in ((), flags.split()))
+    first, other = (row_of(here('train.py', *TINY, '--max_iters=0', '--json=True', *more))
+                    for more in ((), flags.split()))
     assert first['config_hash'] == other['config_hash'] and first['run_hash'] == other['run_hash']
 
 def test_the_data_checksum_is_of_every_split(here, folders):
@@ -91,9 +93,9 @@ def test_a_schedule_that_is_none_is_refused(here, flags, words):
     run = here('train.py', *TINY, *flags.split())
     assert_refused(run.status, run.err, *words)
 
-@pytest.mark.parametrize('flag', ['--max_iters=4', '--max_iters=1', '--dtype=bfloat16', '--block_size=8', '--seed=1',
-                                  '--learning_rate=0.5', '--omega=0.3', '--eval_iters=8', '--pos=nope', '--grad_clip=0',
-                                  '--batch_size=8', '--warmup_iters=1', '--pos_theta=500', '--dropout=0.1'])
+@pytest.mark.parametrize('flag', ['--max_iters=4', '--max_iters=1', '--dtype=bfloat16', '--block_size=8',
+                                  '--seed=1', '--learning_rate=0.5', '--omega=0.3', '--eval_iters=8', '--pos=nope',
+                                  '--grad_clip=0', '--batch_size=8', '--warmup_iters=1', '--pos_theta=500', '--dropout=0.1'])
 def test_what_decides_the_rest_of_a_run_is_refused_on_resume_by_name(here, flag):
     assert here('train.py', *TINY).status == 0
     run = here('train.py', *TINY, '--init_from=resume', flag)
@@ -106,21 +108,23 @@ def test_other_data_are_refused_on_resume(here, folders):
     run = here('train.py', *TINY, '--dataset=t', '--eval_lens=16', '--init_from=resume')
     assert_refused(run.status, run.err, 'data is')
 
-@pytest.mark.parametrize('flags', ['--eval_rows=8 --eval_lens=16', '--eval_interval=1 --label=x', '--results=other.csv',
-                                   '--batch_size=2 --gradient_accumulation_steps=2'])
+@pytest.mark.parametrize('flags', ['--eval_rows=8 --eval_lens=16', '--eval_interval=1 --label=x',
+                                   '--results=other.csv', '--batch_size=2 --gradient_accumulation_steps=2'])
 def test_what_changes_nothing_is_free_on_resume(here, flags):
     assert here('train.py', *TINY).status == 0
     assert here('train.py', *TINY, '--init_from=resume', *flags.split()).status == 0
 
 def test_an_extended_run_has_a_hash_of_its_own(here):
-    """Neither that of a straight run, nor that of one extended elsewhere; the same command goes on with it."""
+    """Neither that of a straight run, nor that of one extended elsewhere; the same command goes on."""
     straight = row_of(here('train.py', *TINY, '--max_iters=4', '--json=True', '--out_dir=s'))
     hashes = {straight['config_hash']}
     for n in (1, 2):
         assert here('train.py', *TINY, f'--max_iters={n}', f'--out_dir={n}').status == 0
-        flags = [*TINY, '--max_iters=4', '--json=True', f'--out_dir={n}', '--init_from=resume', '--extend=True']
+        flags = [*TINY, '--max_iters=4', '--json=True', f'--out_dir={n}', '--init_from=resume',
+                 '--extend=True']
         extended = row_of(here('train.py', *flags))
-        assert extended['iters'] == 4 and row_of(here('train.py', *flags))['config_hash'] == extended['config_hash']
+        assert extended['iters'] == 4
+        assert row_of(here('train.py', *flags))['config_hash'] == extended['config_hash']
         hashes.add(extended['config_hash'])
     assert len(hashes) == 3
 
@@ -157,12 +161,13 @@ def test_what_a_killed_run_was_writing_is_cleared_and_nothing_else(tmp_path):
 def test_rows_of_runs_that_end_at_once_do_not_mix(tmp_path):
     code = ('import sys; sys.path.insert(0, sys.argv[1])\nimport runs\n'
             'row = dict.fromkeys(runs.COLUMNS, "x" * 50) | dict(format=runs.FORMAT, label=sys.argv[2])\n'
-            'for n in range(100): runs.append("r.csv", row | dict(seed=n, metrics={"16": [0.5, 0.4, 0.6, 9]}))')
+            'for n in range(100): runs.append("r.csv", row | dict(seed=n, metrics={"16": [0.5, 0.4]}))')
     (tmp_path / 'write.py').write_text(code)
     for p in [start(tmp_path / 'write.py', ROOT, k, cwd=tmp_path) for k in range(3)]:
         finish(p)
     read = runs.read_rows(str(tmp_path / 'r.csv'))
-    assert sorted((r['label'], int(r['seed'])) for r in read) == [(str(k), n) for k in range(3) for n in range(100)]
+    expected = [(str(k), n) for k in range(3) for n in range(100)]
+    assert sorted((r['label'], int(r['seed'])) for r in read) == expected
 
 # -----------------------------------------------------------------------------
 # 4 signals and closed pipes
@@ -177,10 +182,10 @@ def test_a_signal_while_training_saves_and_ends_with_the_usual_status(here, monk
     assert runs.load('out/ckpt.pt')['iter_num'] == 2 and not os.path.exists('results.csv')
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', SIGNALS)
-@pytest.mark.parametrize('flags, line', [
-    ('--max_iters=1000000 --eval_iters=1000000', 'synth: '), # in its first evaluation
-    ('--max_iters=1 --eval_rows=1000000', '     T'), ('--eval_only=True --eval_rows=1000000', '     T')])
+@pytest.mark.parametrize('number, flags, line', [
+    (signal.SIGINT, '--max_iters=1000000 --eval_iters=1000000', 'synth: '), # in its first evaluation
+    (signal.SIGHUP, '--max_iters=1 --eval_rows=1000000', '     T'),
+    (signal.SIGTERM, '--eval_only=True --eval_rows=1000000', '     T')])
 def test_a_signal_ends_a_measurement_at_once_a_second_one_anything(tmp_path, number, flags, line):
     p = start('train.py', *TINY, *flags.split(), cwd=tmp_path)
     while not p.stdout.readline().startswith(line):
@@ -243,7 +248,7 @@ def test_durations_do_not_come_from_the_wall_clock(here, monkeypatch, clock):
         return now[0]
     monkeypatch.setattr(time, 'time', tick)
     row = row_of(here('train.py', *TINY, '--json=True'))
-    assert row['train_seconds'] >= 0 and row['wall_seconds'] >= row['train_seconds'] and row['tokens_per_s'] < 1e8
+    assert 0 <= row['train_seconds'] <= row['wall_seconds'] and row['tokens_per_s'] < 1e8
 
 def test_a_run_too_short_for_the_clock_ends_well(here, monkeypatch):
     monkeypatch.setattr(time, 'perf_counter', lambda: 5.0)
@@ -254,7 +259,8 @@ def test_a_run_too_short_for_the_clock_ends_well(here, monkeypatch):
 
 @pytest.mark.parametrize('pos', ['damped', 'jordan_exact', 'jordan_stabilized_abs', 'rope', 'rope+kerple'])
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(here, pos):
-    flags = [*TINY, f'--pos={pos}', '--max_iters=300', '--grad_clip=0', '--eval_interval=1', '--warmup_iters=2']
+    flags = [*TINY, f'--pos={pos}', '--max_iters=300', '--grad_clip=0', '--eval_interval=1',
+             '--warmup_iters=2']
     run = here('train.py', *flags, '--learning_rate=1e30', '--min_lr=0')
     assert_refused(run.status, run.err, 'at iteration', 'smaller learning_rate', code=1)
 
@@ -282,20 +288,15 @@ def test_weights_that_are_not_finite_are_called_so(here, script, value):
 # 7 streams and encodings
 
 @pytest.mark.slow
-@pytest.mark.parametrize('encoding', ['cp1252', 'ascii', 'utf-8'])
-@pytest.mark.parametrize('name', ['café', '日本'])
-def test_a_console_that_cannot_print_ends_no_run(tmp_path, encoding, name):
+@pytest.mark.parametrize('name, env', [
+    ('café', dict(PYTHONIOENCODING='cp1252')),
+    ('日本', dict(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0', HOME='/nonexistent'))])
+def test_a_console_that_cannot_print_ends_no_run(tmp_path, name, env):
     folder = tmp_path / '作業'
     folder.mkdir()
-    out, err = finish(start('train.py', *TINY, f'--out_dir={name}', cwd=folder, PYTHONIOENCODING=encoding))
+    out, err = finish(start('train.py', *TINY, f'--out_dir={name}', cwd=folder, **env))
     assert not err and len(rows_of(folder / 'results.csv')) == 1
-    finish(start('sample.py', f'--out_dir={name}', cwd=folder, PYTHONIOENCODING=encoding))
-
-@pytest.mark.slow
-def test_c_locale_and_no_home(tmp_path):
-    finish(start('train.py', *TINY, '--out_dir=café', cwd=tmp_path, LC_ALL='C', PYTHONUTF8='0',
-                 PYTHONCOERCECLOCALE='0', HOME='/nonexistent'))
-    assert len(rows_of(tmp_path / 'results.csv')) == 1
+    finish(start('sample.py', f'--out_dir={name}', cwd=folder, **env))
 
 def test_a_label_of_no_unicode_is_no_end_of_a_row(here):
     assert here('train.py', *TINY, '--label=caf\udce9').status == 0
@@ -315,7 +316,8 @@ def test_stdout_that_was_closed_before_the_start(tmp_path):
     (MemoryError(), 'not enough memory'),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 'not enough memory')])
 @pytest.mark.parametrize('script', ['train.py', 'sample.py'])
-def test_a_sound_checkpoint_that_cannot_be_read_is_not_called_damaged(here, monkeypatch, script, error, words):
+def test_a_sound_checkpoint_that_cannot_be_read_is_not_called_damaged(here, monkeypatch, script, error,
+                                                                      words):
     os.mkdir('out')
     with open('out/ckpt.pt', 'wb') as f:
         f.write(b'x')
@@ -330,7 +332,8 @@ def test_a_damaged_checkpoint_is_one_line(here):
     with open('out/ckpt.pt', 'rb') as f:
         good = f.read()
     n = len(good)
-    for damage in (b'', b'none', good[:10], good[:n // 2], good[:-30], good[:2000] + b'\0' * 4000 + good[6000:]):
+    for damage in (b'', b'none', good[:10], good[:n // 2], good[:-30],
+                   good[:2000] + b'\0' * 4000 + good[6000:]):
         with open('out/ckpt.pt', 'wb') as f:
             f.write(damage)
         run = here('train.py', *TINY, '--init_from=resume')
@@ -338,8 +341,10 @@ def test_a_damaged_checkpoint_is_one_line(here):
 
 @pytest.mark.parametrize('change, words', [
     (lambda c: c.pop('model'), 'not a checkpoint'), (lambda c: c.update(format=1), 'format 1'),
-    (lambda c: c['model'].pop('lm_head.weight'), 'lm_head.weight'), (lambda c: c.pop('optimizer'), 'optimizer'),
-    (lambda c: c['model_args'].update(colour='red'), 'colour'), (lambda c: c['optimizer'].clear(), 'optimizer state'),
+    (lambda c: c['model'].pop('lm_head.weight'), 'lm_head.weight'),
+    (lambda c: c.pop('optimizer'), 'optimizer'),
+    (lambda c: c['model_args'].update(colour='red'), 'colour'),
+    (lambda c: c['optimizer'].clear(), 'optimizer state'),
     (lambda c: c.pop('data'), 'not a checkpoint')])
 def test_a_checkpoint_of_something_else_is_one_line(here, change, words):
     assert here('train.py', *TINY).status == 0
@@ -350,9 +355,9 @@ def test_a_checkpoint_of_something_else_is_one_line(here, change, words):
     assert_refused(run.status, run.err, 'out/ckpt.pt', words, code=1)
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_a_checkpoint(tmp_path):
+def test_a_disk_that_is_full_at_a_checkpoint(here, tmp_path):
     """Under a limit of file size that the log keeps and a checkpoint does not; the one before is intact."""
-    finish(start('train.py', *TINY, cwd=tmp_path))
+    assert here('train.py', *TINY).status == 0
     before = (tmp_path / 'out' / 'ckpt.pt').read_bytes()
     limit = ['sh', '-c', 'ulimit -f 20; exec "$@"', 'sh']
     out, err = finish(start('train.py', *TINY, cwd=tmp_path, before=limit), 1)
@@ -375,7 +380,7 @@ def test_no_space_left_is_one_line_that_names_the_file(here, monkeypatch, file):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='no /dev/full')
-@pytest.mark.parametrize('script, flags', [('train.py', TINY), ('sample.py', []), ('data/synth/prepare.py', ['--help'])])
+@pytest.mark.parametrize('script, flags', [('train.py', TINY), ('sample.py', [])])
 def test_a_full_disk_under_stdout(here, tmp_path, script, flags):
     assert here('train.py', *TINY).status == 0
     p = start(script, *flags, cwd=tmp_path, before=['sh', '-c', 'exec "$@" >/dev/full', 'sh'])
@@ -388,7 +393,7 @@ def test_an_out_dir_that_cannot_be_is_one_line(here, tmp_path):
     assert_refused(run.status, run.err, 'out_dir', 'another --out_dir', code=1)
 
 @pytest.mark.slow
-@pytest.mark.parametrize('compiler', ['nonexistent', '/bin/false'])
+@pytest.mark.parametrize('compiler', ['nonexistent'])
 def test_compile_that_fails_falls_back_to_eager_with_one_line(tmp_path, compiler):
     out, _ = finish(start('train.py', *TINY, '--compile=True', cwd=tmp_path, CXX=compiler,
                           TORCHINDUCTOR_CACHE_DIR=str(tmp_path / 'cache')))
@@ -402,7 +407,8 @@ def test_wandb_that_is_not_there_is_one_line(here, monkeypatch):
 
 @pytest.mark.parametrize('env, words', [
     (dict(RANK='0'), 'WORLD_SIZE'), (dict(RANK='a', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1'), 'RANK'),
-    (dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1'), 'MASTER_ADDR'), (dict(RANK=''), 'RANK')])
+    (dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1'), 'MASTER_ADDR'),
+    (dict(RANK=''), 'RANK')])
 def test_half_of_what_torchrun_sets_is_one_line(here, monkeypatch, env, words):
     for key, value in env.items():
         monkeypatch.setenv(key, value)
@@ -410,7 +416,8 @@ def test_half_of_what_torchrun_sets_is_one_line(here, monkeypatch, env, words):
     assert_refused(run.status, run.err, words, 'torchrun')
 
 def test_processes_that_the_machine_has_no_device_for(monkeypatch, capfd):
-    for key, value in dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1', MASTER_ADDR='x').items():
+    for key, value in dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1',
+                           MASTER_ADDR='x').items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
     for device, backend, word in (('cpu', 'nccl', 'gloo'), ('cuda', '', 'nproc_per_node')):
@@ -422,8 +429,10 @@ def test_processes_that_the_machine_has_no_device_for(monkeypatch, capfd):
 # 9 found before training
 
 @pytest.mark.parametrize('change, words', [
-    (lambda text: b'\xef\xbb\xbf' + text, 'byte order mark'), (lambda text: b'a,b\r\n1,2\r\n', 'other columns'),
-    (lambda text: text.replace(b',', b';'), 'other columns'), (lambda text: text.decode().encode('utf-16'), 'csv'),
+    (lambda text: b'\xef\xbb\xbf' + text, 'byte order mark'),
+    (lambda text: b'a,b\r\n1,2\r\n', 'other columns'),
+    (lambda text: text.replace(b',', b';'), 'other columns'),
+    (lambda text: text.decode().encode('utf-16'), 'csv'),
     (lambda text: text + b'caf\xe9\r\n', 'csv'), (lambda text: text.replace(b',2,', b',1,', 1), 'format 1')])
 def test_a_csv_of_another_kind_is_refused_before_training(here, change, words):
     assert here('train.py', *TINY).status == 0
@@ -462,12 +471,13 @@ def test_lengths_that_cannot_be_measured_are_refused_before_training(here, folde
 # 10 distributed: tests/test_train.py has the numbers
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags, words', [('--batch_sise=3', 'batch_sise'), ('--gradient_accumulation_steps=3', 'multiple of 2'),
-                                          ('--results=.', 'results'), ('--dataset=none', 'none'), ('--out_dir=file/o', 'out_dir')])
+@pytest.mark.parametrize('flags, words', [('--batch_sise=3', 'batch_sise'), # before the processes meet
+                                          ('--out_dir=file/o', 'out_dir')]) # by the first of them alone
 def test_a_refusal_is_printed_once(tmp_path, flags, words):
     (tmp_path / 'file').write_text('')
     torchrun = ['torch.distributed.run', '--standalone', '--nproc_per_node=2', os.path.join(ROOT, 'train.py')]
-    p = start('-m', *torchrun, *TINY, '--gradient_accumulation_steps=2', flags, repo='', cwd=tmp_path)
+    p = start('-m', *torchrun, *TINY, '--gradient_accumulation_steps=2', '--results=r.csv', flags, repo='',
+              cwd=tmp_path)
     out, err = finish(p, 1)
     ours = [line for line in err.splitlines() if line.startswith('train.py: ')]
     assert len(ours) == 1 and words in ours[0] and '[rank' not in err, err[:2000]
@@ -485,13 +495,15 @@ def test_processes_with_other_data_are_refused(monkeypatch, capfd):
 
 @pytest.mark.parametrize('flags, ignored', [
     ('--pos=rope --pos_order=3 --pos_gamma0=.5 --pos_theta=500', 'pos_order pos_gamma0'),
-    ('--pos=rope --pos_grid=full --pos_eta0=.5 --pos_eta_max=3 --pos_lr_mult=3', 'pos_grid pos_eta0 pos_eta_max pos_lr_mult'),
+    ('--pos=rope --pos_grid=full --pos_eta0=.5 --pos_eta_max=3 --pos_lr_mult=3',
+     'pos_grid pos_eta0 pos_eta_max pos_lr_mult'),
     ('--pos=nope --pos_theta=3', 'pos_theta'), ('--pos=rope+t5 --pos_lr_mult=2 --pos_theta=99', ''),
     ('--pos=damped --pos_order=3 --n_embd=24 --pos_eta0=.1', 'pos_eta0'),
     ('--pos=jordan_scaled --pos_eta0=8 --pos_eta_max=10 --pos_c=.5 --pos_grid=full', ''),
     ('--pos=jordan_scaled --pos_eta0=0 --pos_eta_max=2', ''), ('--kernel_seed=3', 'kernel_seed'),
     ('--kernel=random --kernel_seed=3', ''), ('--dataset=recall --block_size=32 --omega=.2', 'omega'),
-    ('--min_lr=1e-4 --decay_lr=False', 'min_lr'), ('--wandb_project=x', 'wandb_project'), ('--backend=gloo', 'backend')])
+    ('--min_lr=1e-4 --decay_lr=False', 'min_lr'), ('--wandb_project=x', 'wandb_project'),
+    ('--backend=gloo', 'backend')])
 def test_a_flag_without_effect_says_so(here, flags, ignored):
     run = here('train.py', *TINY, '--dry_run=True', *flags.split())
     assert run.status == 0, run.err
@@ -524,13 +536,18 @@ def test_learned_says_that_it_crops_a_prompt(here, folders):
 
 @pytest.mark.parametrize('flag, words', [
     ('--batch_sise=3', ['batch_sise', 'did you mean batch_size']), ('--zzz=1', ['zzz', '--help']),
-    ('--pos', ['--pos=VALUE']), ('-pos=rope', ['write it as --pos=rope']), ('-batch_size=32', ['--batch_size=32']),
-    ('--pos=jordan', ['jordan', 'one of']), ('--pos=jordan_stabilised', ['did you mean', 'jordan_stabilized']),
+    ('--pos', ['--pos=VALUE']), ('-pos=rope', ['write it as --pos=rope']),
+    ('-batch_size=32', ['--batch_size=32']),
+    ('--pos=jordan', ['jordan', 'one of']),
+    ('--pos=jordan_stabilised', ['did you mean', 'jordan_stabilized']),
     ('--pos=', ['pos']), ('--n_embd=130', ['n_embd=130']), ('--eval_interval=0', ['eval_interval=0']),
-    ('--batch_size=-1', ['batch_size']), ('--batch_size=many', ['whole number']), ('--batch_size=1.5', ['whole number']),
-    ('--learning_rate=nan', ['finite']), ('--learning_rate=1e-3x', ['finite number']), ('--dropout=1', ['dropout']),
+    ('--batch_size=-1', ['batch_size']), ('--batch_size=many', ['whole number']),
+    ('--batch_size=1.5', ['whole number']),
+    ('--learning_rate=nan', ['finite']), ('--learning_rate=1e-3x', ['finite number']),
+    ('--dropout=1', ['dropout']),
     ('--save_best=maybe', ['True or False']), ('--pos_eta0=9', ['pos_eta0', 'pos_eta_max']),
-    ('--eval_lens=16,x', ['eval_lens']), ('--eval_lens=1', ['eval_lens']), ('--device=tpu', ['device', 'cpu']),
+    ('--eval_lens=16,x', ['eval_lens']), ('--eval_lens=1', ['eval_lens']),
+    ('--device=tpu', ['device', 'cpu']),
     ('--dtype=float8', ['dtype', 'bfloat16']), ('--init_from=gpt2', ['init_from', 'scratch', 'resume']),
     ('config/none.py', ['no such config file']), ('config/smok.py', ['did you mean config/smoke.py']),
     ('--kernel=foo', ['kernel', 'mixed']), ('--lengths=300', ['lengths', 'block_size'])])
@@ -540,7 +557,8 @@ def test_a_wrong_flag_is_one_line_before_anything_is_touched(here, tmp_path, fla
     assert os.listdir(tmp_path) == []
 
 @pytest.mark.parametrize('text, words', [
-    ('batch_size = = 3\n', ['line 1']), ('\n\nx = undefined\n', ['line 3', 'undefined']), ('batch_size = 0\n', ['batch_size']),
+    ('batch_size = = 3\n', ['line 1']), ('\n\nx = undefined\n', ['line 3', 'undefined']),
+    ('batch_size = 0\n', ['batch_size']),
     ('batch_sise = 3\n', ['did you mean batch_size']), ("batch_size = '3'\n", ['whole number']),
     ('learning_rate = float("nan")\n', ['learning_rate'])])
 def test_a_wrong_config_file_is_one_line(here, tmp_path, text, words):
@@ -550,15 +568,17 @@ def test_a_wrong_config_file_is_one_line(here, tmp_path, text, words):
 
 def test_spellings_that_work(here, tmp_path):
     """1e3 for an int, an int for a float, none, true, a value with '=', flags before the config file."""
-    (tmp_path / 'my config.py').write_text("learning_rate = 1\nbatch_size = 8.0\neval_lens = [16, 32]\nimport math\n"
-                                           "_helper = 3\nwandb_run_name = f'x{batch_size}'\npos = 'rope'\n")
-    run = here('train.py', '--pos=nope', *[f for f in TINY if 'pos' not in f], '--label=a=b', '--eval_iters=1e2',
+    (tmp_path / 'my config.py').write_text("learning_rate = 1\nbatch_size = 8.0\neval_lens = [16, 32]\n"
+                                           "import math\n_helper = 3\nwandb_run_name = f'x{batch_size}'\npos = 'rope'\n")
+    run = here('train.py', '--pos=nope', *[f for f in TINY if 'pos' not in f], '--label=a=b',
+               '--eval_iters=1e2',
                '--pos_gamma0=none', '--bias=TRUE', '--decay_lr=0', 'my config.py', '--max_iters=0')
     assert run.status == 0, run.err
     c = run.names['config']
     assert (c['pos'], c['learning_rate'], c['batch_size'], c['eval_lens']) == ('nope', 1.0, 4, (16, 32))
     assert (c['eval_iters'], c['pos_gamma0'], c['bias'], c['decay_lr']) == (100, None, True, False)
-    assert c['wandb_run_name'] == 'x8.0' and type(c['learning_rate']) is float and type(c['eval_iters']) is int
+    assert c['wandb_run_name'] == 'x8.0'
+    assert type(c['learning_rate']) is float and type(c['eval_iters']) is int
 
 @pytest.mark.slow
 def test_every_number_runs_or_is_refused_by_name(here):
@@ -568,7 +588,8 @@ def test_every_number_runs_or_is_refused_by_name(here):
     assert {'batch_size', 'pos_gamma0', 'learning_rate', 'lr_decay_iters'} <= set(numbers)
     for key in numbers:
         for value in ('0', '-1', '1e30'):
-            run = here('train.py', *TINY, '--max_iters=1', '--eval_lens=16', '--log_interval=1', f'--{key}={value}')
+            run = here('train.py', *TINY, '--max_iters=1', '--eval_lens=16', '--log_interval=1',
+                       f'--{key}={value}')
             if run.status == 1: # it diverges, and says so
                 assert_refused(run.status, run.err, code=1)
             elif run.status:
@@ -595,19 +616,22 @@ def test_fuzzed_flags_never_end_in_a_traceback(capfd):
             assert_refused(e.code, capfd.readouterr().err)
 
 def test_device_choice_by_what_there_is(monkeypatch, capfd):
-    """cuda before mps before cpu; bfloat16 where it is fast; compile on CUDA only; what is not there is one line."""
+    """cuda before mps before cpu; bfloat16 where it is fast; compile on CUDA only; else one line."""
     def machine(cuda, mps, bf16=True):
         monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda)
         monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda: bf16)
         monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
         monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: mps)
-    for there, chosen in {(True, True, True): ('cuda', 'bfloat16', True), (True, False, False): ('cuda', 'float32', True),
-                          (False, True, True): ('mps', 'float32', False), (False, False, True): ('cpu', 'float32', False)}.items():
+    for there, chosen in {(True, True, True): ('cuda', 'bfloat16', True),
+                          (True, False, False): ('cuda', 'float32', True),
+                          (False, True, True): ('mps', 'float32', False),
+                          (False, False, True): ('cpu', 'float32', False)}.items():
         machine(*there)
         assert common.choose_device('', '', None) == chosen
     machine(True, False)
     assert common.choose_device('cuda:1', 'float16', False) == ('cuda:1', 'float16', False)
-    for args in (('cuda:2', '', None), ('cuda:x', '', None), ('mps', '', None), ('gpu', '', None), ('cpu', 'float16', None),
+    for args in (('cuda:2', '', None), ('cuda:x', '', None), ('mps', '', None), ('gpu', '', None),
+                 ('cpu', 'float16', None),
                  ('', 'float64', None)):
         with pytest.raises(SystemExit) as e:
             common.choose_device(*args)

@@ -1,6 +1,6 @@
 """
-What train.py computes: the same command gives the same numbers, in one piece or several, on one process or two,
-for every task, somebody's own included.
+What train.py computes: the same command gives the same numbers, in one piece or several, on one process
+or two, for every task, somebody's own included.
 """
 
 import json
@@ -50,20 +50,22 @@ def stop_at(monkeypatch, it):
 # -----------------------------------------------------------------------------
 # same command, same numbers
 
-@pytest.mark.parametrize('flags', ['', '--log_interval=3', '--eval_interval=1', '--out_dir=elsewhere', '--save_best=False'])
+@pytest.mark.parametrize('flags', ['', '--log_interval=3', '--eval_interval=1', '--out_dir=elsewhere',
+                                   '--save_best=False'])
 def test_what_decides_nothing_changes_no_number(here, flags):
     numbers = []
     for more in ([], flags.split()):
-        row = row_of(here('train.py', *TINY, '--pos=jordan_scaled', '--max_iters=5', '--dropout=.1', '--json=True', *more))
+        row = row_of(here('train.py', *TINY, '--pos=jordan_scaled', '--max_iters=5', '--dropout=.1',
+                          '--json=True', *more))
         numbers.append((row['val_loss'], row['metrics']))
     assert numbers[0] == numbers[1]
 
 @pytest.mark.slow
 def test_smoke_has_one_val_loss(repo, tmp_path):
-    """In a fresh copy, after a longer run, after one on another teacher, after prepare.py, and beside another run."""
+    """In a fresh copy, after a longer run, after another teacher, after prepare.py, beside another run."""
     def smoke(*flags):
-        return start('train.py', 'config/smoke.py', '--seed=0', '--max_iters=5', '--json=True', *flags, repo=repo,
-                     cwd=tmp_path)
+        return start('train.py', 'config/smoke.py', '--seed=0', '--max_iters=5', '--json=True', *flags,
+                     repo=repo, cwd=tmp_path)
     def val_loss(process):
         return json.loads(finish(process)[0].splitlines()[-1])['val_loss']
     losses = [val_loss(smoke())]
@@ -96,7 +98,7 @@ def test_four_times_six_rows_are_one_times_twentyfour(here, folders, dataset):
     assert_equal(weights('one'), weights('four'), atol=1e-5)
 
 def test_the_loss_is_the_mean_over_asked_targets(here, monkeypatch):
-    """Rows that ask for less count less: micro-batches of a recall task with blanked targets equal one batch."""
+    """Rows that ask for less count less: micro-batches with blanked targets equal one batch."""
     batch = tasks.RecallTask.batch
     def blank(self, seed, it, n):
         x, y = batch(self, seed, it, n)
@@ -111,10 +113,11 @@ def test_the_loss_is_the_mean_over_asked_targets(here, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('dataset', ['synth', 'recall', 't'])
 def test_two_processes_equal_one(repo, tmp_path, folders, dataset):
-    """torchrun with 2 gloo processes: the same global batch, the same losses and weights to 1e-5, and one row."""
+    """torchrun with 2 gloo processes: the same global batch, losses and weights to 1e-5, and one row."""
     stream()
     (folders / 't').rename(repo / 'data' / 't')
-    flags = [*TINY, f'--dataset={dataset}', '--block_size=32', '--max_iters=3', '--gradient_accumulation_steps=2',
+    flags = [*TINY, f'--dataset={dataset}', '--block_size=32', '--max_iters=3',
+             '--gradient_accumulation_steps=2',
              '--dropout=0.1', '--eval_interval=2', '--eval_lens=32,64']
     finish(start('train.py', *flags, '--out_dir=one', repo=repo, cwd=tmp_path))
     torchrun = ['torch.distributed.run', '--standalone', '--nproc_per_node=2', repo / 'train.py']
@@ -134,7 +137,8 @@ def test_two_processes_equal_one(repo, tmp_path, folders, dataset):
 @pytest.mark.parametrize('at', [0, 2, 3])
 def test_a_resumed_run_is_bit_for_bit_the_straight_one(here, monkeypatch, pos, at):
     """Every loss and weight, with dropout and accumulation, stopped on an evaluation and between two."""
-    flags = [*TINY, f'--pos={pos}', '--dropout=0.2', '--gradient_accumulation_steps=2', '--eval_interval=3', '--max_iters=6']
+    flags = [*TINY, f'--pos={pos}', '--dropout=0.2', '--gradient_accumulation_steps=2', '--eval_interval=3',
+             '--max_iters=6']
     straight = row_of(here('train.py', *flags, '--json=True', '--out_dir=straight'))
     with monkeypatch.context() as m:
         stop_at(m, at)
@@ -164,7 +168,8 @@ def test_killed_at_any_instant_it_resumes(tmp_path):
     rng, reached = random.Random(0), 0
     for kill in range(3):
         more = ['--init_from=resume'] if kill else []
-        p = start('train.py', *TINY, '--max_iters=100000', '--eval_interval=1', '--eval_iters=1', *more, cwd=tmp_path)
+        p = start('train.py', *TINY, '--max_iters=100000', '--eval_interval=1', '--eval_iters=1', *more,
+                  cwd=tmp_path)
         # until it has gone on from where it was
         for line in p.stdout:
             if line.startswith('iter ') and int(line.split()[1].strip(':')) > reached + 1:
@@ -177,7 +182,8 @@ def test_killed_at_any_instant_it_resumes(tmp_path):
 
 def test_best_is_the_best_whatever_comes_after(here, monkeypatch):
     """Under a learning rate that makes the validation loss jump, and across a resume."""
-    flags = [*TINY, '--eval_interval=1', '--learning_rate=0.3', '--decay_lr=False', '--warmup_iters=0', '--max_iters=12']
+    flags = [*TINY, '--eval_interval=1', '--learning_rate=0.3', '--decay_lr=False', '--warmup_iters=0',
+             '--max_iters=12']
     with monkeypatch.context() as m:
         stop_at(m, 6)
         here('train.py', *flags)
@@ -186,7 +192,7 @@ def test_best_is_the_best_whatever_comes_after(here, monkeypatch):
     del val[0] # an untrained model is none
     ckpt, best = (runs.load(f'out/{name}.pt') for name in ('ckpt', 'best'))
     lowest = min(val, key=val.get)
-    assert lowest < 12 and max(val.values()) > 1.05 * val[lowest], 'a loss that only falls would prove nothing'
+    assert lowest < 12 and max(val.values()) > 1.05 * val[lowest], 'one that only falls proves nothing'
     assert best['iter_num'] == lowest and ckpt['iter_num'] == 12
     assert best['best_val_loss'] == ckpt['best_val_loss'] == pytest.approx(val[lowest], abs=1e-6)
 
@@ -214,13 +220,15 @@ def test_the_last_lines_are_the_table_and_what_comes_next(here, tmp_path):
     assert list(metrics) == ['16', '32', '64', '128']
     for value, lo, hi, n in metrics.values():
         assert 0 <= lo <= value <= hi <= 1 and n == 16
-    assert sorted(os.listdir(tmp_path)) == ['out', 'results.csv'] and str(tmp_path) not in open('results.csv').read()
+    assert sorted(os.listdir(tmp_path)) == ['out', 'results.csv']
+    assert str(tmp_path) not in (tmp_path / 'results.csv').read_text()
     assert {'ckpt.pt', 'best.pt', 'log.jsonl', '.lock'} == set(os.listdir('out'))
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_data_file(repo, tmp_path, folders):
     """A training text of 100 MB costs less than 30 MB more than one of 1 MB, by peak resident memory."""
-    code = ("import sys, runpy, resource\nsys.argv.pop(0)\nsys.path.insert(0, sys.argv[0].rpartition('/')[0])\n"
+    code = ("import sys, runpy, resource\nsys.argv.pop(0)\n"
+            "sys.path.insert(0, sys.argv[0].rpartition('/')[0])\n"
             "runpy.run_path(sys.argv[0], run_name='__main__')\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
     (tmp_path / 'peak.py').write_text(code)
@@ -229,7 +237,8 @@ def test_memory_does_not_grow_with_the_data_file(repo, tmp_path, folders):
         stream('big', train=size)
         if not (repo / 'data' / 'big').exists():
             (repo / 'data' / 'big').symlink_to(folders / 'big')
-        p = start(tmp_path / 'peak.py', repo / 'train.py', *TINY, '--dataset=big', '--max_iters=20', repo='', cwd=tmp_path)
+        p = start(tmp_path / 'peak.py', repo / 'train.py', *TINY, '--dataset=big', '--max_iters=20', repo='',
+                  cwd=tmp_path)
         peaks.append(int(finish(p)[0].splitlines()[-1]))
     assert peaks[1] < peaks[0] + 30 * 1024
 
@@ -247,7 +256,8 @@ def test_rows_of_a_vocabulary_of_eight_are_scored_over_all_of_it(here, folders):
     files = {'train': rows(16, 500), 'val': rows(16, 40), 'test_16': rows(16, 40), 'test_32': rows(32, 40)}
     write_folder('eight', {split: [r] for split, r in files.items()},
                  dict(kind='rows', vocab_size=8, answers=8, asked=1, dtype='uint8', lengths=[16, 32]))
-    row = row_of(here('train.py', *TINY, '--dataset=eight', '--max_iters=30', '--eval_rows=100', '--json=True'))
+    row = row_of(here('train.py', *TINY, '--dataset=eight', '--max_iters=30', '--eval_rows=100',
+                      '--json=True'))
     assert set(row['metrics']) == {'16', '32'} and row['dataset'] == 'eight' and row['data_checksum']
     model = runs.model_of(runs.load('out/ckpt.pt'), 'out/ckpt.pt').eval()
     for T in (16, 32):
@@ -299,9 +309,9 @@ def test_a_task_of_ones_own_runs_everywhere_with_no_other_edit(repo, tmp_path):
 # any configuration
 
 @pytest.mark.slow
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(2))
 def test_any_configuration_runs_or_is_refused_in_one_line(here, seed):
-    """Random sizes, encodings, orders, grids, dampings, shears, dtypes: trained, resumed and measured, or one line."""
+    """Random sizes, encodings, orders, dampings, shears, dtypes: trained, resumed, measured, or one line."""
     rng, ran = random.Random(seed), 0
     for n in range(12):
         heads = rng.choice([1, 2, 3])
