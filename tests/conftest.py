@@ -192,7 +192,7 @@ def stream(name='t', train=20000, val=3000, test=3000, seed=0, **meta):
         if size is not None:
             # the test text is the one that a seed changes
             rng = np.random.default_rng([n, seed if split == 'test' else 0])
-            splits[split] = [rng.integers(97, 123, size).astype(np.uint8)]
+            splits[split] = [rng.integers(97, 123, size, dtype=np.uint8)]
             sizes[split] = {'bytes': size}
     write_folder(name, splits, dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes',
                                     note='letters', splits=sizes) | meta)

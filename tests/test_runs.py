@@ -44,7 +44,8 @@ def send(monkeypatch, number, at, name='batch'):
 # 1 identity
 
 @pytest.mark.parametrize('flag', ['--lengths=8,16', '--omega=0.2', '--kernel=phase', '--block_size=8',
-                                  '--eval_rows=15', '--eval_iters=15', '--dtype=bfloat16', '--mlp_ratio=2', '--grad_clip=2'])
+                                  '--eval_rows=15', '--eval_iters=15', '--dtype=bfloat16', '--mlp_ratio=2',
+                                  '--grad_clip=2'])
 def test_what_changes_a_number_changes_the_hash(here, flag):
     first, other = (row_of(here('train.py', *TINY, '--max_iters=0', '--json=True', *more))
                     for more in ((), (flag,)))
@@ -94,8 +95,9 @@ def test_a_schedule_that_is_none_is_refused(here, flags, words):
     assert_refused(run.status, run.err, *words)
 
 @pytest.mark.parametrize('flag', ['--max_iters=4', '--max_iters=1', '--dtype=bfloat16', '--block_size=8',
-                                  '--seed=1', '--learning_rate=0.5', '--omega=0.3', '--eval_iters=8', '--pos=nope',
-                                  '--grad_clip=0', '--batch_size=8', '--warmup_iters=1', '--pos_theta=500', '--dropout=0.1'])
+                                  '--seed=1', '--learning_rate=0.5', '--omega=0.3', '--eval_iters=8',
+                                  '--pos=nope', '--grad_clip=0', '--batch_size=8', '--warmup_iters=1',
+                                  '--pos_theta=500', '--dropout=0.1'])
 def test_what_decides_the_rest_of_a_run_is_refused_on_resume_by_name(here, flag):
     assert here('train.py', *TINY).status == 0
     run = here('train.py', *TINY, '--init_from=resume', flag)
@@ -569,7 +571,8 @@ def test_a_wrong_config_file_is_one_line(here, tmp_path, text, words):
 def test_spellings_that_work(here, tmp_path):
     """1e3 for an int, an int for a float, none, true, a value with '=', flags before the config file."""
     (tmp_path / 'my config.py').write_text("learning_rate = 1\nbatch_size = 8.0\neval_lens = [16, 32]\n"
-                                           "import math\n_helper = 3\nwandb_run_name = f'x{batch_size}'\npos = 'rope'\n")
+                                           "import math\n_helper = 3\npos = 'rope'\n"
+                                           "wandb_run_name = f'x{batch_size}'\n")
     run = here('train.py', '--pos=nope', *[f for f in TINY if 'pos' not in f], '--label=a=b',
                '--eval_iters=1e2',
                '--pos_gamma0=none', '--bias=TRUE', '--decay_lr=0', 'my config.py', '--max_iters=0')

@@ -227,10 +227,10 @@ def test_the_last_lines_are_the_table_and_what_comes_next(here, tmp_path):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_data_file(repo, tmp_path, folders):
     """A training text of 100 MB costs less than 30 MB more than one of 1 MB, by peak resident memory."""
-    code = ("import sys, runpy, resource\nsys.argv.pop(0)\n"
+    code = ("import sys, runpy\nsys.argv.pop(0)\n"
             "sys.path.insert(0, sys.argv[0].rpartition('/')[0])\n"
             "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+            "print([line.split()[1] for line in open('/proc/self/status') if line[:5] == 'VmHWM'][0])")
     (tmp_path / 'peak.py').write_text(code)
     peaks = []
     for size in (10**6, 10**8):
@@ -302,8 +302,8 @@ def test_a_task_of_ones_own_runs_everywhere_with_no_other_edit(repo, tmp_path):
         assert 1 <= lo <= value <= hi <= 2
     assert 'mean error' in run('sample.py', '--num_samples=3')
     assert 'damped' in run('probe.py', '--ckpt=out/ckpt.pt')
-    report = run('ablate.py', *flags, '--pos=rope,damped', '--seeds=0,1,2', '--plot=False')
-    assert 'mean error' in report and 'sums of five' in report
+    report = run('ablate.py', 'config/smoke.py', *flags, '--pos=rope,damped', '--seeds=0,1,2', '--plot=False')
+    assert 'mean error: mean over n seeds' in report and 'rope' in report and 'damped' in report
 
 # -----------------------------------------------------------------------------
 # any configuration
@@ -313,7 +313,7 @@ def test_a_task_of_ones_own_runs_everywhere_with_no_other_edit(repo, tmp_path):
 def test_any_configuration_runs_or_is_refused_in_one_line(here, seed):
     """Random sizes, encodings, orders, dampings, shears, dtypes: trained, resumed, measured, or one line."""
     rng, ran = random.Random(seed), 0
-    for n in range(12):
+    for n in range(8):
         heads = rng.choice([1, 2, 3])
         settings = dict(block_size=rng.choice([2, 7, 16, 33]), n_layer=rng.choice([1, 2]), n_head=heads,
                         n_embd=heads * rng.choice([2, 6, 8, 12, 24]), mlp_ratio=rng.choice([1, 4]),
@@ -330,4 +330,4 @@ def test_any_configuration_runs_or_is_refused_in_one_line(here, seed):
         ran += 1
         ok(here('train.py', *flags, '--init_from=resume'))
         assert np.isfinite(list(logged(f'o{n}')[0].values())).all(), settings
-    assert ran >= 4
+    assert ran >= 3
