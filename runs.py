@@ -330,7 +330,6 @@ def without_effect(config, task, flags):
     one_process = 'RANK' not in os.environ
     where = [
         (f"on dataset={config['dataset']}", [k for k in TASK_SETTINGS if k not in task.settings]),
-        (f"on kernel={config['kernel']}", ['kernel_seed'] if config['kernel'] != 'random' else []),
         ("with decay_lr=False", [] if config['decay_lr'] else ['min_lr', 'lr_decay_iters']),
         ("without wandb_log=True", [] if config['wandb_log'] else ['wandb_project', 'wandb_run_name']),
         ("on a single process", ['backend'] if one_process else []),
