@@ -2,307 +2,516 @@
 Encodings x seeds of one config, and the table and figure of what came out.
 
     python ablate.py config/synth_jordan.py --pos=rope,rope_hi,jordan_stabilized --seeds=0,1,2
-    python ablate.py config/synth_jordan.py --pos=damped,damped:pos_c=1 --seeds=0,1,2 --weight_decay=0.1   # settings of one encoding after ':'
-    python ablate.py config/synth_jordan.py --pos=rope,damped --learning_rate=3e-4,1e-3,3e-3   # first tune it, on seeds not reported
-    python ablate.py --report=results/synth.csv                                        # table and figure; of some: --pos='rope,damped c=1'
+    python ablate.py config/synth_jordan.py --pos=damped,damped:pos_c=1   # settings of one encoding after ':'
+    python ablate.py config/synth_jordan.py --pos=rope,damped --learning_rate=3e-4,1e-3,3e-3   # tune it first
+    python ablate.py --report=results/synth.csv                           # table and figure once more
+    python ablate.py --report=results/synth.csv --pos='rope,damped c=1' --figure=difference    # of some
 
-Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv already holds is skipped, what a
-Ctrl-C cut off goes on where it stopped. The report needs the csv alone. Its last stdout line is one JSON object.
+Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv holds
+is skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives
+X.md, with every encoding and length, and X.png. Its last line is one JSON object.
 """
 
-import os
-import re
-import sys
 import json
 import math
-import time
-import datetime
+import os
+import re
+import shlex
+import signal
 import subprocess
+import sys
+import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from importlib.util import find_spec
+from types import SimpleNamespace
 
-from configurator import configure, usage # before torch: it makes Ctrl-C one line
+from configurator import ROOT, configure, typed, usage # before torch: it makes Ctrl-C one line
 
 import numpy as np
 
-from common import COLORS, fail, read_rows, row_label, save_figure, unpack
-from model import GPTConfig, make_pos
+from common import COLORS, fail, pyplot, save_figure
+from runs import check_results, read_rows
+from tasks import METRICS, TASKS
 
 # -----------------------------------------------------------------------------
-pos = '' # encodings, each perhaps with settings of its own: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.01:pos_eta_max=.05; of a report those to show, '' is all
+pos = '' # to run: rope,damped:pos_c=1,jordan_stabilized:pos_eta0=.5; of a report those to show, '' is all
 seeds: tuple[int, ...] = (0, 1, 2)
 jobs = 1 # runs at the same time; give each its threads with OMP_NUM_THREADS
-learning_rate: tuple[float, ...] = () # several: each encoding takes the best of them by validation loss on tune_seeds
+learning_rate: tuple[float, ...] = () # several: each encoding takes the best by validation loss on tune_seeds
 tune_seeds: tuple[int, ...] = (1000,) # never reported
 out_dir = 'out-ablate' # a folder per run
 results = '' # csv; '' is results.csv in out_dir
 report = '' # only report on this csv
-baseline = 'rope' # what every encoding is compared with, row by row and seed by seed
-plot = True # write the figure beside the csv, if matplotlib is installed
-markdown = False # print the table as Markdown
+baseline = 'rope' # what every encoding is compared with, seed by seed
+plot = True # draw the figure
+figure = 'value' # or 'difference' to the baseline; or a column (attn_temperature): that at the far end, by it
+title = '' # of table and figure; '' says what is compared
 # -----------------------------------------------------------------------------
-own = 'pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot markdown h help'.split()
-is_own = lambda flag: flag.lstrip('-').partition('=')[0] in own
-flags, files = [a for a in sys.argv[1:] if a.startswith('-')], [a for a in sys.argv[1:] if not a.startswith('-')]
-configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir'}, argv=[f for f in flags if is_own(f)])
-theirs = [f for f in flags if not is_own(f)]
+OWN = '''
+    pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot figure title h help
+'''.split()
 
 # -----------------------------------------------------------------------------
 # run
 
-def start_run(spec, seed, *more, results):
-    """One train.py, in a folder of its own; resumed if it was cut off, nothing to do if its row is there. Its last line as a dict."""
+children, caught = set(), []
+
+def on_signal(number, frame=None):
+    """Ctrl-C, SIGTERM, a closed terminal: each train.py gets it too and saves; a second ends them at once."""
+    caught.append(number)
+    for child in list(children):
+        child.send_signal(number)
+
+def label_of(spec, rate=None):
+    """'damped:pos_c=.1' -> 'damped c=0.1': the name of its rows. A rate that was tuned belongs to it."""
+    words = spec.split(':')
+    if rate is not None:
+        words.append(f'learning_rate={rate}')
+    for n, word in enumerate(words):
+        key, equals, value = word.partition('=')
+        with suppress(ValueError):
+            value = f'{float(value):g}'
+        words[n] = key.removeprefix('pos_') + equals + value
+    return ' '.join(words)
+
+def train(spec, seed, rate, csv, how):
+    """One train.py in a folder of its own, resumed if it was cut off: (its last line, what went wrong)."""
+    label = label_of(spec, rate)
+    folder = os.path.join(out_dir, re.sub(r'[^\w.+=-]', '_', f'{label}_s{seed}'))
     name, *settings = spec.split(':')
-    folder = re.sub(r'[^\w.+=-]', '_', '_'.join([spec, f's{seed}', *more])).replace('--', '')
-    folder = os.path.join(out_dir, folder)
-    command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'train.py'), *files, *theirs, *more, f'--pos={name}', *(f'--{s}' for s in settings),
-               f'--seed={seed}', f'--out_dir={folder}', f'--results={results}', '--skip_done=True']
-    if os.path.exists(os.path.join(folder, 'ckpt.pt')):
-        command.append('--init_from=resume')
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, 'stdout.txt'), 'w', encoding='utf-8') as f:
-        p = subprocess.run(command, stdout=f, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
-    with open(os.path.join(folder, 'stdout.txt'), encoding='utf-8') as f:
-        lines = f.read().splitlines()
-    if p.returncode or not lines:
-        raise RuntimeError(f"{' '.join(command[1:])}\n  ended with status {p.returncode}: {(p.stderr.strip().splitlines() or ['no word'])[-1]}")
-    return json.loads(lines[-1])
+    if rate is not None:
+        settings.append(f'learning_rate={rate}')
+    settings += [f'label={label}', f'seed={seed}', f'out_dir={folder}', f'results={csv}', 'json=True', how]
+    if how == 'skip_done=True' and os.path.exists(os.path.join(folder, 'ckpt.pt')):
+        settings.append('init_from=resume')
+    command = [os.path.join(ROOT, 'train.py'), *files, *theirs, f'--pos={name}']
+    command += [f'--{setting}' for setting in settings]
 
-def run_grid(grid, results):
-    """[(spec, seed, more flags)] -> their rows, `jobs` at a time, with progress and ETA over the whole grid."""
-    start, rows, failed, real = time.time(), {}, [], 0
-    def one(n):
-        spec, seed, *more = grid[n]
-        t = time.time()
-        try:
-            rows[n] = start_run(spec, seed, *more, results=results)
-        except RuntimeError as e:
-            failed.append(str(e))
-        return n, time.time() - t
+    # in a session of its own: a Ctrl-C of the terminal reaches it once, through on_signal. Where this process
+    # is killed, the pipe closes: it saves and ends at the next line that it prints
+    if caught:
+        return '', 'stopped'
+    with subprocess.Popen([sys.executable, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, encoding='utf-8', errors='replace', start_new_session=True,
+                          env=os.environ | {'PYTHONIOENCODING': 'utf-8'}) as child:
+        children.add(child)
+        if caught: # since the line above
+            child.send_signal(caught[-1])
+        out, err = child.communicate()
+        children.discard(child)
+    if child.returncode:
+        last = (err.strip().splitlines() or ['no word'])[-1]
+        return '', f"{last}\n  status {child.returncode} of {shlex.join(command)}"
+    return out.strip().rpartition('\n')[2], ''
+
+def check(specs):
+    """train.py as far as its model, once per encoding: what it would refuse is said before anything runs."""
     with ThreadPoolExecutor(jobs) as pool:
-        for done, (n, seconds) in enumerate(pool.map(one, range(len(grid))), 1):
-            eta = datetime.timedelta(seconds=round((time.time() - start) / done * (len(grid) - done)))
-            value = f"val loss {rows[n]['val_loss']:.4f}" if n in rows else 'FAILED'
-            print(f"[{done}/{len(grid)}] {' '.join(map(str, grid[n]))}: {value}, {seconds:.0f} s, ETA {eta}", flush=True)
-    if failed:
-        fail(f"{len(failed)} of {len(grid)} runs failed, the rest is in {results}; the first:\n  {failed[0]}")
-    return [rows[n] for n in range(len(grid))]
+        for _, error in pool.map(lambda spec: train(spec, seeds[0], None, results, 'dry_run=True'), specs):
+            if error and not caught:
+                usage(error.splitlines()[0])
 
-def tuned(specs, results):
-    """Each encoding's best learning rate by mean validation loss over tune_seeds, as a flag; rows go to a csv of their own."""
-    grid = [(s, seed, f'--learning_rate={lr}') for s in specs for lr in learning_rate for seed in tune_seeds]
-    rows = run_grid(grid, results.removesuffix('.csv') + '_tune.csv')
+def run_grid(grid, csv):
+    """[(spec, seed, rate)] -> the validation loss of each, `jobs` at a time, with progress and time left."""
+    start, losses, failed = time.monotonic(), [], []
+    with ThreadPoolExecutor(jobs) as pool:
+        for last, error in pool.map(lambda run: train(*run, csv, 'skip_done=True'), grid):
+            if caught:
+                break
+            spec, seed, rate = grid[len(losses)]
+            losses.append(math.nan if error else json.loads(last)['val_loss'])
+            if error:
+                failed.append(error)
+            left = (time.monotonic() - start) / len(losses) * (len(grid) - len(losses))
+            value = 'FAILED' if error else f'val loss {losses[-1]:.4f}'
+            try:
+                print(f"[{len(losses)}/{len(grid)}] {label_of(spec, rate)} seed={seed}: {value}, "
+                      f"ETA {timedelta(seconds=round(left))}", flush=True)
+            except OSError: # nobody reads this any more
+                on_signal(signal.SIGTERM)
+    if caught:
+        with suppress(OSError):
+            name = signal.Signals(caught[0]).name
+            print(f"ablate.py: stopped by {name}; the same command goes on where it was", file=sys.stderr)
+        sys.exit(128 + caught[0])
+    if failed:
+        fail(f"{len(failed)} of {len(grid)} runs failed, the rest is in {csv}; the first: {failed[0]}")
+    return losses
+
+def tuned(specs):
+    """{spec: the rate of its best mean validation loss over tune_seeds}; these rows are in X_tune.csv."""
+    grid = [(spec, seed, rate) for spec in specs for rate in learning_rate for seed in tune_seeds]
+    losses = run_grid(grid, results.removesuffix('.csv') + '_tune.csv')
     best = {}
-    for s in specs:
-        loss = {lr: np.mean([r['val_loss'] for g, r in zip(grid, rows) if g[0] == s and g[2] == f'--learning_rate={lr}']) for lr in learning_rate}
-        best[s] = min(loss, key=loss.get)
-        print(f"{s}: learning rate {best[s]:g} of " + ', '.join(f"{lr:g} ({v:.4f})" for lr, v in loss.items()))
-    return {s: [f'--learning_rate={lr}'] for s, lr in best.items()}
+    for spec, mean in zip(specs, np.reshape(losses, (len(specs), len(learning_rate), -1)).mean(axis=2)):
+        best[spec] = learning_rate[mean.argmin()]
+        tried = ', '.join(f'{rate:g} ({loss:.4f})' for rate, loss in zip(learning_rate, mean))
+        print(f"{spec}: learning rate {best[spec]:g} of {tried}")
+    return best
 
 # -----------------------------------------------------------------------------
-# report
+# statistics. The unit is a training seed: its test rows are new, and the same for every encoding, so that the
+# paired interval over seeds covers the error of the rows
 
-T975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131] # Student, df 1 ..
+def t_interval(samples):
+    """Of each sample: mean, half width of the 95% t interval, p of a mean of 0; nan for one value alone."""
+    from scipy import stats
+    n = np.array([len(x) for x in samples])
+    mean = np.array([np.mean(x) for x in samples])
+    error = np.array([np.std(x, ddof=1) if len(x) > 1 else np.nan for x in samples]) / np.sqrt(n)
+    with np.errstate(divide='ignore', invalid='ignore'):
+        p = 2 * stats.t.sf(abs(mean) / error, n - 1)
+    return mean, stats.t.ppf(.975, n - 1) * error, np.where((mean == 0) & (error == 0), 1, p)
 
-def interval(x):
-    """Half width of the 95% t interval of the mean over seeds; nan for one seed."""
-    n = len(x)
-    return (T975[n - 2] if n - 2 < len(T975) else 1.96) * np.std(x, ddof=1) / math.sqrt(n) if n > 1 else math.nan
+def adjust(p):
+    """Benjamini-Hochberg: each p for the number of tests that were made. That of a single test stays."""
+    order = np.argsort(-p)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum.accumulate(p[order] * len(p) / np.arange(len(p), 0, -1))
+    return adjusted
 
-def row_test(a, b):
-    """
-    Do paired scores differ, pooled over seeds? Lists of arrays over the same rows or windows. McNemar's exact two-sided p for
-    right/wrong; for bits per byte the share of bootstrap means (windows redrawn alike for every seed) on the wrong side of 0, doubled.
-    """
-    if a[0].dtype == bool:
-        a, b = np.concatenate(a), np.concatenate(b)
-        n10, n01 = int((a & ~b).sum()), int((~a & b).sum())
-        n = n10 + n01
-        return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(n10, n01) + 1)) / 2 ** n) if n else 1.0
-    diff = np.mean([x - y for x, y in zip(a, b)], axis=0)
-    means = diff[np.random.default_rng(0).integers(0, len(diff), (4000, len(diff)))].mean(axis=1)
-    return min(1.0, 2 * min((means > 0).mean(), (means < 0).mean()) + 1 / 4000)
+def verdict(mean, half, p, n, metric):
+    """better or worse (adjusted p < .05), level (within the margin), undecided; no word below three seeds."""
+    _, sign, margin = METRICS[metric][:3]
+    if n < 3:
+        return f'n={n}'
+    if p < .05:
+        return 'better' if mean * sign > 0 else 'worse'
+    return 'level' if abs(mean) + half <= margin else 'undecided'
 
-def measured(metrics):
-    """The names of the figures at each length, acc_256 or bpb_256 and so on."""
-    return [k for k in metrics if re.fullmatch(r'(acc|bpb)_\d+', k)]
+# -----------------------------------------------------------------------------
+# report: what is compared with what
+
+# settings that are no encoding's. Rows that differ in one of them are in panels of their own
+RUN = '''
+    dataset note metric n_layer n_head n_embd attn_temperature block_size batch_size max_iters weight_decay
+    dtype data_checksum run_hash learning_rate
+'''.split()
+
+def names(columns, settings):
+    """{setting: 'n_layer=2 weight_decay=0.1'}: the columns that tell it apart, if those before do not."""
+    told, parts = {setting: () for setting in settings}, 1
+    for n, column in enumerate(columns):
+        key, finer = column.removeprefix('pos_').removesuffix('_hash'), {}
+        for setting, words in told.items():
+            value = repr(setting[n]) if ' ' in setting[n] else setting[n]
+            finer[setting] = (*words, f'{key}={value}' if value else '')
+        if len(set(finer.values())) > parts:
+            told, parts = finer, len(set(finer.values()))
+    return {setting: ' '.join(filter(None, words)) for setting, words in told.items()}
 
 def read(path):
-    """The csv as {(encoding, run): {seed: row}}, a row's metrics and scores unpacked; the last row of a seed counts."""
-    if not os.path.isfile(path):
-        fail(f"{path}: no such file; ablate.py without --report makes one")
-    rows = read_rows(path)
-    if not rows:
-        fail(f"{path}: holds no rows of train.py")
-    if not all(r.get('pos', '').strip() and r.get('block_size', '').isdigit() and int(r['block_size']) for r in rows):
-        fail(f"{path}: a row without pos or block_size is none of train.py; take it out")
-    if len(lengths := sorted({r['block_size'] for r in rows}, key=int)) > 1:
-        fail(f"{path}: holds runs of block_size {', '.join(lengths)}, which are no one table; give each study a --results of its own")
-    table = {}
-    for r, label in zip(rows, row_label(rows)):
+    """
+    A csv as {panel: {encoding: group}}. A group has the rows of one setting, never of two that differ in a
+    column or hash: seeds {seed: {T: value}}; of its last row all columns, L, lengths {T: [value, lo, hi, n]}.
+    """
+    groups = {}
+    for row in read_rows(path):
         try:
-            r['metrics'] = {k: float(v) for k, v in json.loads(r['metrics']).items()}
-            r['scores'] = {k: unpack(v) for k, v in json.loads(r['scores']).items()}
-            r['seed'], r['params'], r['wall_seconds'] = int(r['seed']), int(r['params']), float(r['wall_seconds'])
-            keys = measured(r['metrics'])
-            whole = r['scores'].keys() >= set(keys) and r['metrics'].keys() >= {k + end for k in keys for end in ('_lo', '_hi')}
-            if not keys or not whole or not all(map(math.isfinite, r['metrics'].values())):
-                raise ValueError
-        except (KeyError, TypeError, ValueError, AttributeError):
-            fail(f"{path}: the row of pos={r.get('pos')} seed={r.get('seed')} is damaged; take it out")
-        if keys != (before := measured(rows[0]['metrics'])):
-            fail(f"{path}: holds runs that measured {', '.join(before)} and runs that measured {', '.join(keys)}, which are no one table; give each study an --out_dir of its own")
-        table.setdefault(label, {})[r['seed']] = r
-    return table
+            seed, L = int(row['seed']), int(row['block_size'])
+            lengths = {int(T): values for T, values in json.loads(row['metrics']).items()}
+            sound = min(L, *lengths) > 0 and np.isfinite([*lengths.values()]).all(axis=0).sum() == 4
+        except (ValueError, TypeError):
+            sound = False
+        if not sound or row['metric'] not in METRICS:
+            fail(f"{path}: the row of label={row['label']!r} seed={row['seed']!r} is damaged; take it out")
+        own = ['learning_rate', *(k for k in row if k.startswith('pos') and k != 'pos_params'), 'config_hash']
+        run, setting = (tuple(row[k].removesuffix('.0') for k in columns) for columns in (RUN[:-1], own))
+        group = groups.setdefault((row['label'], run, setting), SimpleNamespace(seeds={}))
+        group.seeds[seed] = {T: v[0] for T, v in lengths.items()} # the last row of a seed counts
+        group.row, group.L, group.lengths = row, L, lengths
+    if not groups:
+        fail(f"{path}: no such file, or no rows of train.py in it; ablate.py without --report makes one")
 
-def compare(rows, base, key, sign):
-    """(mean paired difference, half width, row-level p, verdict) against the baseline over the seeds that both have."""
-    common = sorted(s for s in rows.keys() & base.keys() if len(rows[s]['scores'][key]) == len(base[s]['scores'][key])) # of the same rows
-    d = np.array([rows[s]['metrics'][key] - base[s]['metrics'][key] for s in common])
-    if not len(d) or rows is base:
-        return math.nan, math.nan, math.nan, ''
-    half = interval(d)
-    p = row_test([rows[s]['scores'][key] for s in common], [base[s]['scores'][key] for s in common])
-    sure = len(d) > 1 and abs(d.mean()) > half and p < .05
-    return d.mean(), half, p, 'n=1' if len(d) == 1 else 'noise' if not sure else 'better' if d.mean() * sign > 0 else 'worse'
+    # a rate that was tuned is the encoding's, another one the panel's
+    panels, tuned = {}, any(' learning_rate=' in label for label, _, _ in groups)
+    for (label, run, setting), group in groups.items():
+        run = (*run, '' if tuned else setting[0])
+        panels.setdefault(run, {}).setdefault(label, {})[setting] = group
 
-def print_table(lines):
-    """Lists of cells, the head first, as text or Markdown."""
-    width = [max(len(l[c]) for l in lines) for c in range(len(lines[0]))]
-    for n, line in enumerate(lines):
-        if markdown:
-            print('| ' + ' | '.join(cell.replace('|', r'\|') for cell in line) + ' |' + ('\n|' + ' --- |' * len(line)) * (n == 0))
-        else:
-            print('  '.join(c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, width))))
+    # names for people; rows of one label that differ are told apart
+    named = {}
+    for run, panel in names(RUN, panels).items():
+        named[panel] = {}
+        for label, settings in panels[run].items():
+            for setting, name in names(own, settings).items():
+                name = f'{label} {name}'.strip()
+                name += f' {setting[-1]}' if name in named[panel] else ''
+                named[panel][name] = settings[setting]
+    return named
+
+def base_of(encodings):
+    """The baseline's name among these, perhaps with the rate that was tuned for it; '' if it is not there."""
+    tuned = [name for name in encodings if name.startswith(f'{baseline} learning_rate=')]
+    return baseline if baseline in encodings else tuned[0] if len(tuned) == 1 else ''
+
+def compare(panels):
+    """
+    Gives every group cells {T: {n, mean, half, difference}}: the metric at a length, and the difference to
+    the baseline over the seeds that both have, p adjusted for all of the csv. Returns how many were compared.
+    """
+    cells, tests = [], []
+    for encodings in panels.values():
+        base = encodings.get(base_of(encodings))
+        for group in encodings.values():
+            group.cells = {T: {} for T in sorted({T for values in group.seeds.values() for T in values})}
+            for T, cell in group.cells.items():
+                at = {seed: values[T] for seed, values in group.seeds.items() if T in values}
+                cells.append((cell, list(at.values())))
+                both = [s for s in at if base and T in base.seeds.get(s, {})]
+                if both and group is not base:
+                    tests.append((cell, [at[s] - base.seeds[s][T] for s in both], group.row['metric']))
+
+    for (cell, x), mean, half, _ in zip(cells, *t_interval([x for _, x in cells])):
+        cell |= dict(n=len(x), mean=mean, half=half)
+    mean, half, p = t_interval([x for _, x, _ in tests])
+    known = ~np.isnan(p) # one seed alone is no test
+    adjusted = p.copy()
+    adjusted[known] = adjust(p[known])
+    for (cell, x, metric), m, h, p, q in zip(tests, mean, half, p, adjusted):
+        word = verdict(m, h, q, len(x), metric)
+        cell['difference'] = dict(n=len(x), mean=m, half=h, p=p, adjusted_p=q, verdict=word)
+    return int(known.sum())
+
+def best_first(encodings):
+    """By the metric at the longest context; who was not measured there comes last."""
+    far = max(T for group in encodings.values() for T in group.cells)
+    def rank(name):
+        group, sign = encodings[name], METRICS[encodings[name].row['metric']][1]
+        return far not in group.cells, -sign * group.cells.get(far, {'mean': 0})['mean']
+    return {name: encodings[name] for name in sorted(encodings, key=rank)}
+
+# -----------------------------------------------------------------------------
+# report: tables
+
+def plus_minus(x, sign=''):
+    """0.982 ±0.009, of a cell or of its difference."""
+    return f"{x['mean']:{sign}.3f}" + (f" ±{x['half']:.3f}" if x['n'] > 1 else '')
+
+def small(p):
+    return 'n/a' if math.isnan(p) else '<.001' if p < .001 else f'{p:.3f}'
+
+def table(encodings, lengths):
+    """Lists of cells, a line for every encoding and length; n/a: not measured there, or no baseline."""
+    lines = [['encoding', 'length', 'n', 'mean', 'difference', 'p', 'adj. p', 'verdict']]
+    for name, group in encodings.items():
+        for T in lengths:
+            n, mean, compared = '', 'n/a', ['n/a', '', '', '']
+            if cell := group.cells.get(T):
+                n, mean = str(cell['n']), plus_minus(cell)
+                if n == '1': # the interval of its rows or windows
+                    mean += ' ({:.3f}-{:.3f})'.format(*group.lengths[T][1:3])
+            if cell and 'difference' in cell:
+                d = cell['difference']
+                compared = [plus_minus(d, '+'), small(d['p']), small(d['adjusted_p']), d['verdict']]
+                if d['n'] < cell['n']: # the baseline lacks some
+                    n = f"{d['n']}/{n}"
+            elif name == base_of(encodings):
+                compared = ['', '', '', 'baseline']
+            lines.append([name, f'{T / group.L:g}L', n, mean, *compared])
+    return lines
+
+def as_text(lines):
+    """In 100 columns; a long name has a line of its own."""
+    width = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
+    width[0] = min(width[0], 100 - sum(w + 2 for w in width[1:]))
+    for name, *cells in lines:
+        if len(name) > width[0]:
+            print(textwrap.fill(name, 100))
+            name = ''
+        print(name.ljust(width[0]), *(cell.rjust(w) for cell, w in zip(cells, width[1:])), sep='  ')
+
+def markdown(text):
+    return re.sub(r'([\\|*<>`$\[\]])', r'\\\1', ' '.join(text.split()))
+
+def as_markdown(lines):
+    lines = [lines[0], ['---'] * len(lines[0]), *lines[1:]]
+    return [f"| {' | '.join(map(markdown, line))} |" for line in lines]
+
+def caption(path, panels, count):
+    """What the numbers are."""
+    rows = [group.row for encodings in panels.values() for group in encodings.values()]
+    metrics = [METRICS[m] for m in sorted({row['metric'] for row in rows})]
+    yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to "
+           f"{baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
+           f"comparisons of {os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval "
+           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no word below n = 3.")
+    for data in sorted({f"{row['dataset']} {row['data_checksum']}" for row in rows if row['data_checksum']}):
+        yield f"Data from a file, {data}: every interval is conditional on it."
+
+# -----------------------------------------------------------------------------
+# report: figures
+
+def draw(path, curves, heading, xlabel, ylabel, level, word, top):
+    """{name: [(x, cell)]} as lines, named at their ends; a band is a 95% interval, of three seeds or more."""
+    plt = pyplot()
+    fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
+    seen, ends, kinds = [], [], []
+    for name, points in curves.items():
+        kind = name.split()[0]
+        color = COLORS.get(kind, COLORS.get(kind.partition('+')[0], '#444444'))
+        style = ['-', '--', ':', '-.'][kinds.count(kind) % 4] # of one encoding's variants
+        x, mean, half = np.array([(x, c['mean'], c['half'] if c['n'] > 2 else np.nan) for x, c in points]).T
+        ax.plot(x, mean, color=color, ls=style, marker='o', ms=4, clip_on=False)
+        ax.fill_between(x, mean - half, mean + half, color=color, alpha=.1, lw=0)
+        seen += [*mean]
+        ends.append((mean[-1], name, color))
+        kinds.append(kind)
+    if level is not None: # chance, or the baseline of a difference
+        ax.axhline(level, color='#888888', lw=1, ls='--')
+        seen.append(level)
+        ends.append((level, word, '#666666'))
+
+    # names at the ends, moved up where they would overlap; bands may leave the limits
+    room = .06 * (max(seen) - min(seen)) + 1e-3
+    low, high, height = min(seen) - room, min(max(seen) + room, top), -1
+    for end, name, color in sorted(ends):
+        height = max(height + .055, (end - low) / (high - low))
+        ax.text(1.02, height, name.replace('$', r'\$'), transform=ax.transAxes, va='center', color=color)
+    ticks = sorted({x for points in curves.values() for x, _ in points})
+    if xlabel == LENGTH:
+        ax.axvline(1, color='#888888', lw=1, ls=':')
+    ax.set(xlabel=xlabel, ylabel=ylabel, xscale='log', ylim=(low, high))
+    ax.set_xticks(ticks, [f'{x:g}' for x in ticks])
+    ax.minorticks_off()
+    ax.set_title(heading.replace('$', r'\$'), fontsize=10, loc='left')
+    ax.spines[['top', 'right']].set_visible(False)
+    save_figure(fig, path)
+    plt.close(fig)
+
+LENGTH = 'context length / training length (dotted: as trained)'
+
+def figures(path, panels, chosen):
+    """One for each panel, or one over all: what was asked for, else baseline and best of each kind."""
+    stem, pictures = path.removesuffix('.csv'), {}
+    for panel, encodings in panels.items():
+        base = base_of(encodings)
+        best = {name.split()[0]: name for name in reversed(encodings)}
+        shown = [name for name in encodings if name in (chosen or [base, *best.values()])]
+        key = '' if figure in RUN else panel
+        for name in sorted(shown, key=lambda name: name != base)[:7]:
+            group = encodings[name]
+            points = [(T / group.L, cell) for T, cell in group.cells.items()]
+            if figure in RUN: # a point for each panel, at the longest context
+                points = [(float(group.row[figure]), cell) for _, cell in points[-1:]]
+            if figure != 'value':
+                points = [(x, cell['difference']) for x, cell in points if 'difference' in cell]
+            row, base, curves = pictures.setdefault(key, (group.row, base, {}))
+            if points:
+                curves[name] = sorted(curves.get(name, []) + points, key=lambda point: point[0])
+
+    drawn = []
+    for panel, (row, base, curves) in pictures.items():
+        cells = [cell for points in curves.values() for _, cell in points]
+        if not cells or len(drawn) == 20: # nobody looks at more
+            continue
+        label, sign, *_ = METRICS[row['metric']]
+        few, many = min(cell['n'] for cell in cells), max(cell['n'] for cell in cells)
+        level, word, top = getattr(TASKS.get(row['dataset']), 'chance', None), 'chance', math.inf
+        if figure != 'value':
+            level, word, label = 0, base, f'{label} minus that of {base}'
+        elif sign > 0 and max(cell['mean'] for cell in cells) <= 1:
+            top = 1 # a share has no more
+        heading = title or f"{label} by {figure if figure in RUN else 'context length'}"
+        heading += f"\n{panel or row['note']}; {few if few == many else f'{few} to {many}'} seeds"
+        file = '_'.join([stem, *re.findall(r'[\w.+-]+', panel)]) + '.png'
+        ylabel = f"{label} ({'higher' if sign > 0 else 'lower'} is better)"
+        draw(file, curves, heading, figure if figure in RUN else LENGTH, ylabel, level, word, top)
+        drawn.append(os.path.basename(file))
+    return drawn
+
+# -----------------------------------------------------------------------------
 
 def report_on(path, chosen=()):
-    everything = read(path)
-    names = sorted({encoding for encoding, _ in everything})
-    asked = [('pos', e) for e in chosen] + [('baseline', baseline)] * any(f.startswith('--baseline=') for f in flags)
-    for flag, e in asked if report else []: # after runs whatever they gave is shown
-        if e not in names:
-            usage(f"--{flag}={e}: not in {path}, which has {', '.join(names)}")
-    table = {name: rows for name, rows in everything.items() if not chosen or name[0] in chosen}
-    first = next(iter(next(iter(table.values())).values()))
-    keys = measured(first['metrics'])
-    sign = 1 if keys[0].startswith('acc') else -1 # of what is better
-    L, far = int(first['block_size']), keys[-1]
-    mean = lambda rows, k: np.mean([r['metrics'][k] for r in rows.values()])
-    table = dict(sorted(table.items(), key=lambda t: (t[0][1], -sign * mean(t[1], far)))) # run by run, the best first
-    if lacking := sorted({run for _, run in table} - {run for encoding, run in everything if encoding == baseline}):
-        print(f"note: no rows of the baseline {baseline!r}" + f" at {'; '.join(lacking)}" * any(lacking) + f", so nothing is compared there; --baseline= may be one of "
-              + ', '.join(names))
-    lens = [int(k.split('_')[1]) / L for k in keys]
-    head = ['encoding', 'params', 'n', *(f'{n:g}L' for n in lens), f'{lens[-1]:g}L - {baseline}', 'p', 'verdict', 'kernel', 'min']
-    lines, summary = [], {}
-    for (encoding, run), rows in table.items():
-        label, base = ' '.join((encoding, run)).strip(), everything.get((baseline, run))
-        cells, some = [label, f"{next(iter(rows.values()))['params']:,}", str(len(rows))], next(iter(rows.values()))
-        entry = summary[label] = dict(n=len(rows), seeds=sorted(rows))
-        for k in keys:
-            x = np.array([r['metrics'][k] for r in rows.values()])
-            half = interval(x)
-            entry[k], entry[k + '_half'] = round(float(x.mean()), 4), None if math.isnan(half) else round(float(half), 4)
-            cells.append(f'{x.mean():.3f} ' + (f"({some['metrics'][k + '_lo']:.3f}-{some['metrics'][k + '_hi']:.3f})" if math.isnan(half) else f'±{half:.3f}'))
-        if base is not None and rows is not base:
-            for k in keys:
-                d, half, p, verdict = compare(rows, base, k, sign)
-                if not verdict: # no seed of both, or not on the same rows
-                    continue
-                entry[k + '_vs_base'] = dict(difference=round(float(d), 4), half=None if math.isnan(half) else round(float(half), 4), p=float(f'{p:.2g}'), verdict=verdict)
-            cells += [f'{d:+.3f}' + ('' if math.isnan(half) else f' ±{half:.3f}'), '<.001' if p < .001 else f'{p:.3f}', verdict] if verdict else ['n/a', 'n/a', 'n/a']
-        else:
-            cells += ['', '', 'baseline' if rows is base else '']
-        ref = some['metrics'].get('ref_' + far.split('_')[1])
-        cells += ['n/a' if ref is None else f'{ref:.3f}', f"{np.mean([r['wall_seconds'] for r in rows.values()]) / 60:.1f}"]
-        lines.append(cells)
-    print_table([head, *lines])
-    rates = {label: sorted({r.get('learning_rate') or 'n/a' for r in rows.values()}) for label, rows in zip(summary, table.values()) if 'learning_rate=' not in label}
-    if len({tuple(x) for x in rates.values()}) > 1:
-        print('\nlearning rates: ' + ', '.join(f"{label} {'/'.join(x)}" for label, x in rates.items()))
-    counts = sorted({len(r['scores'][far]) for rows in table.values() for r in rows.values()})
-    what = 'accuracy' if sign > 0 else 'bits per byte'
-    print(f"\n{what}: mean over n seeds ± 95% t interval, {' or '.join(f'{n:,}' for n in counts)} {'rows' if sign > 0 else 'windows'} each; L = {L}. In brackets (one seed): 95% interval over these. "
-          f"p: {'McNemar' if sign > 0 else 'bootstrap'}, paired by {'row' if sign > 0 else 'window'}, pooled over seeds.\n"
-          f"A verdict other than noise needs both: the t interval of the paired difference without 0, and p < .05. "
-          f"kernel: the single-kernel reference at {lens[-1]:g}L. min: minutes per run.")
-    places = [k for k in first['metrics'] if k.startswith('bpb_pos_')]
-    if places: # the targets differ from column to column, so only a column's numbers compare
-        print(f"\nbits per byte by position in windows of {lens[-1]:g}L, mean over the seeds:")
-        print_table([['encoding', *(k[8:].replace('_', '-') for k in places)], *([' '.join(name).strip(), *(f'{mean(rows, k):.2f}' for k in places)] for name, rows in table.items())])
-    figure = draw(table, keys, lens, what, path.removesuffix('.csv') + '.png') if plot else None
-    print(json.dumps(dict(report=os.path.basename(path), baseline=baseline, figure=figure and os.path.basename(figure), encodings=summary)))
+    panels = read(path)
+    count, known = compare(panels), sorted({name for encodings in panels.values() for name in encodings})
+    panels = {panel: best_first(encodings) for panel, encodings in panels.items()}
+    asked = [('pos', name) for name in chosen]
+    if 'baseline' in typed() and not any(map(base_of, panels.values())):
+        asked.append(('baseline', baseline))
+    for flag, name in asked if report else []: # after runs whatever they gave is shown
+        if name not in known:
+            usage(f"--{flag}={name}: not in {path}, which has {', '.join(known)}")
 
-def draw(table, keys, lens, what, path):
-    """The metric against T/L, a line and a band (95% t interval over seeds; for one seed that over rows) per encoding."""
+    # X.md has everything, the terminal what was asked for
+    stem = path.removesuffix('.csv')
+    page = [f"# {markdown(title or os.path.basename(path))}", '']
+    page += ['    ' + shlex.join(['python', 'ablate.py', *sys.argv[1:]])]
+    for panel, encodings in panels.items():
+        lengths = sorted({T for group in encodings.values() for T in group.cells})
+        page += ['', f'## {markdown(panel)}'] if panel else []
+        page += ['', *as_markdown(table(encodings, lengths))]
+        shown = {name: group for name, group in encodings.items() if not chosen or name in chosen}
+        if shown:
+            print(f'\n{panel}' if panel else '')
+            as_text(table(shown, lengths[-1:]))
+        if not base_of(encodings):
+            print(f"note: no rows of the baseline {baseline!r} here; there are {', '.join(encodings)}")
+    for line in caption(path, panels, count):
+        page += ['', markdown(line)]
+        print('\n' + textwrap.fill(line, 98))
     try:
-        import matplotlib
-    except ImportError:
-        print('note: no figure, matplotlib is not installed')
-        return None
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-    runs = sorted({run for _, run in table})
-    fig, axes = plt.subplots(1, len(runs), figsize=(4.2 * len(runs) + 4.3, 4.4), layout='constrained', sharey=True, squeeze=False)
-    names = sorted({encoding for encoding, _ in table})
-    lines, seen = {}, []
-    for (encoding, run), rows in table.items():
-        ax, name = axes[0, runs.index(run)], encoding.split()[0]
-        style = [n for n in names if n.split()[0] == name].index(encoding) # 0 for its first variant
-        x = np.array([[r['metrics'][k] for k in keys] for r in rows.values()])
-        half = np.array([interval(c) for c in x.T])
-        r = next(iter(rows.values()))['metrics']
-        lo, hi = (x.mean(0) - half, x.mean(0) + half) if len(x) > 1 else ([r[k + '_lo'] for k in keys], [r[k + '_hi'] for k in keys])
-        color = COLORS.get(name, COLORS.get(name.removesuffix('+alibi')))
-        marker = dict(zip(COLORS, 'dphosP*DX^vd<>')).get(name, '>')             # the same in every figure; hollow for a variant
-        ls = '--' if name not in COLORS else ('-', (0, (5, 1)), ':', '-.')[style % 4]
-        line, = ax.plot(lens, x.mean(0), marker=marker, color=color, ls=ls, ms=5, fillstyle='none' if style else 'full')
-        lines.setdefault(encoding, line)
-        ax.fill_between(lens, lo, hi, color=color, alpha=.08, lw=0)
-        ax.plot(lens, x.T, color=color, lw=.6, alpha=.5)                   # each seed
-        seen += [x.min(), x.max()]
-    for ax, run in zip(axes[0], runs):
-        ax.set_title(run.replace('$', r'\$'), fontsize=9) # a $ starts a formula
-        ax.set_xscale('log', base=2)
-        ax.set_xticks(lens, [f'{n:g}' for n in lens])
-        ax.set_xlabel('context length T / training length L')
-        ax.grid(alpha=.3)
-    margin = .05 * (max(seen) - min(seen)) + .01
-    axes[0, 0].set_ylim(min(seen) - margin, max(seen) + margin)            # of the seeds: bands may leave it
-    axes[0, 0].set_ylabel(f'{what} (thin: seeds; band: 95%)')
-    fig.legend(lines.values(), lines, fontsize=8, loc='outside right center', frameon=False)
-    save_figure(fig, path)
-    print(f'figure: {path}')
-    return path
+        with open(f'{stem}.md', 'w', encoding='utf-8') as f:
+            f.write('\n'.join(page) + '\n')
+    except OSError as e:
+        fail(f"{stem}.md cannot be written ({e.strerror})")
+    drawn = figures(path, panels, chosen) if plot and find_spec('matplotlib') else []
+    print('written:', ', '.join([os.path.basename(f'{stem}.md'), *drawn]))
 
-specs = [s.strip() for s in pos.split(',') if s.strip()]
-if report:
-    report = os.path.join(report, 'results.csv') if os.path.isdir(report) else report
-    if files or theirs:
-        usage(f"{(files or theirs)[0]}: --report takes none of train.py's settings and no config file; it reads {report}")
-    report_on(report, specs)
-else:
+    # one JSON object: six digits, null for what is not known
+    summary = {}
+    for panel, encodings in panels.items():
+        summary[panel] = {name: {'seeds': sorted(g.seeds)} | g.cells for name, g in encodings.items()}
+    summary = dict(report=os.path.basename(path), baseline=baseline, comparisons=count, panels=summary)
+    print(json.dumps(json.loads(json.dumps(summary), parse_float=lambda x: float(f'{float(x):.6g}'),
+                                parse_constant=lambda _: None)))
+
+# -----------------------------------------------------------------------------
+
+if __name__ == '__main__': # the tests import the functions above
+    files = [a for a in sys.argv[1:] if not a.startswith('-')]
+    mine = [a for a in sys.argv[1:] if a.startswith('-') and a.lstrip('-').partition('=')[0] in OWN]
+    theirs = [a for a in sys.argv[1:] if a not in files + mine]
+    configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir',
+                          f"x in {['value', 'difference', *RUN[3:11]]}": 'figure'}, argv=mine)
+    specs = [spec.strip() for spec in pos.split(',') if spec.strip()]
+    if report:
+        if files or theirs:
+            usage(f"{(files + theirs)[0]}: --report takes no config file and no setting of train.py")
+        report_on(os.path.join(report, 'results.csv') if os.path.isdir(report) else report, specs)
+        sys.exit()
+
+    # what can be refused without train.py
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
-    results = results or os.path.join(out_dir, 'results.csv')
-    if any(f.startswith('--seed=') for f in theirs):
-        usage("--seed: a grid has --seeds=0,1,2")
+    if taken := [k for k in typed() if k in 'seed label json init_from skip_done dry_run'.split()]:
+        usage(f"--{taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
+    labels = tuple(label_of(spec) for spec in specs)
+    lists = dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate)
+    for name, values in lists.items():
+        if len(set(values)) < len(values):
+            usage(f"--{name}: {max(values, key=values.count)} stands there twice")
     if len(learning_rate) > 1:
-        if own_rate := [s for s in specs if ':learning_rate=' in s]:
-            usage(f"--pos={own_rate[0]}: has a learning rate of its own, and --learning_rate= would tune it; take one of them out")
+        if rated := [spec for spec in specs if ':learning_rate=' in spec]:
+            usage(f"--pos={rated[0]}: has a learning rate of its own, and --learning_rate= would tune it")
         if both := sorted({*seeds} & {*tune_seeds}):
-            usage(f"--tune_seeds={','.join(map(str, tune_seeds))}: {both[0]} is among --seeds, but a rate chosen on a seed flatters it; give others")
-    try:
-        for s in specs: # a wrong name is said before anything runs
-            make_pos(GPTConfig(n_embd=48, n_head=1, pos=s.split(':')[0]))
-        os.makedirs(out_dir, exist_ok=True)
-    except ValueError as e:
-        usage(e)
-    except OSError as e:
-        fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
-    try:
-        best = tuned(specs, results) if len(learning_rate) > 1 else {s: [f'--learning_rate={lr}' for lr in learning_rate] for s in specs}
-        run_grid([(s, seed, *best[s]) for seed in seeds for s in specs], results) # seed by seed: a table early on
-    except KeyboardInterrupt:
-        print(f"\nstopped; the same command goes on where it was (finished rows are in {os.path.dirname(results) or '.'})", file=sys.stderr)
-        sys.exit(130)
+            usage(f"--tune_seeds: {both[0]} is among --seeds, but a rate chosen on a seed flatters it")
+    else:
+        theirs += [f'--learning_rate={rate}' for rate in learning_rate]
+
+    # the runs, seed by seed: a table early on
+    results = results or os.path.join(out_dir, 'results.csv')
+    check_results(results)
+    signals = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+    usual = {number: signal.getsignal(number) for number in signals}
+    for number, handler in usual.items():
+        signal.signal(number, on_signal if handler != signal.SIG_IGN else handler) # nohup ignores SIGHUP
+    check(specs)
+    best = tuned(specs) if len(learning_rate) > 1 else {}
+    run_grid([(spec, seed, best.get(spec)) for seed in seeds for spec in specs], results)
+    for number, handler in usual.items():
+        signal.signal(number, handler)
     report_on(results)

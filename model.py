@@ -711,6 +711,15 @@ class GPT(nn.Module):
     def pos_modules(self):
         return [block.attn.pos for block in self.transformer.h]
 
+    @property
+    def longest(self):
+        """The longest context that the model takes."""
+        return self.config.block_size if 'wpe' in self.transformer else math.inf
+
+    def positional_parameters(self):
+        """How many parameters are positional: gamma, eta, those of biases, wpe."""
+        return sum(p.numel() for name, p in self.named_parameters() if '.pos.' in name or '.wpe.' in name)
+
     def read_reach(self):
         """For who compiles the whole model: call it when gamma and eta have moved. Nobody else need."""
         read_reach(self.pos_modules())
@@ -719,7 +728,7 @@ class GPT(nn.Module):
         """One line: the encoding that runs, its parameters and its path at length L in this dtype."""
         self.read_reach()
         pos, t = self.pos_modules()[0], self.config.attn_temperature
-        n = sum(p.numel() for name, p in self.named_parameters() if '.pos.' in name or '.wpe.' in name)
+        n = self.positional_parameters()
         dtype = dtype if t == 1 else torch.promote_types(dtype, torch.float32)
         path = pos.path(self.config.block_size, dtype)
         words = f"{pos.extra_repr()}, {n:,} positional parameters, path={path}"

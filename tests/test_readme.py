@@ -1,96 +1,142 @@
 """
-The README: every command runs, every table is what the results give, every snippet works. A file of its own, for the sake of pytest-xdist.
+The README: every command runs as it stands (sizes shrunk), every snippet does what it says, every number is in a csv.
 """
 
+import csv
 import json
+import math
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 
+import pytest
 import torch
 
-from test_scripts import ROOT, TINY, repo, run, train_here
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)
+with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
+    README = f.read()
+SHELL = re.findall(r'```sh\n(.*?)```', README, flags=re.S)
+COMMANDS = [line for block in SHELL for line in block.splitlines()]
+SNIPPETS = re.findall(r'```python\n(.*?)```', README, flags=re.S)
 
-README = open(os.path.join(ROOT, 'README.md'), encoding='utf-8').read()
+def snippet_with(words):
+    (found,) = [text for text in SNIPPETS if words in text]
+    return found
 
-def test_readme_commands(repo, tmp_path, capfd, monkeypatch):
-    """
-    Every command of the README runs as it stands, but for sizes, the set-up, and what needs a network; of ablate.py the first, of its other
-    commands one run. Each report prints a table that the README shows.
-    """
-    lines = [l.split('#')[0].strip() for block in re.findall(r'```sh\n(.*?)```', README, flags=re.S) for l in block.splitlines()]
-    commands = [l.split('&&')[-1].strip().removeprefix('.venv/bin/') for l in lines]
-    assert commands[0] == 'python train.py config/synth_jordan.py' and commands[1] == 'python -m pytest -q tests'
-    for l in lines[:2]:
-        assert l.startswith('python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python ')
-    shutil.copytree(os.path.join(ROOT, 'results'), tmp_path / 'results')
-    wikitext = os.path.join(repo, 'data/wikitext103') # its prepare.py wants the published files: tests/test_data.py
-    for split in ('train', 'val', 'test'):
-        with open(os.path.join(wikitext, f'{split}.bin'), 'wb') as f:
-            f.write(b' = Title = \n\n It was the age of wisdom . \n' * 100)
-    with open(os.path.join(wikitext, 'meta.json'), 'w') as f:
-        json.dump(dict(kind='stream', vocab_size=256, dtype='uint8'), f)
-    (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\r\n' * 200)
-    small = {'train.py': TINY + ['--max_iters=2'], 'ablate.py': [f for f in TINY if 'log_interval' not in f] + ['--max_iters=1', '--seeds=0', '--pos=rope', '--plot=False'],
-             'sample.py': ['--max_new_tokens=20', '--num_samples=1'], 'data/wikitext103/prepare.py': ['--help'], 'probe.py': ['--only=reference'],
-             'bench.py': '--pos=rope --T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=0 --decode_T=32 --device=cpu --dtype=float32 --compile=False'.split()}
-    once = set() # a script's first command is a process, as typed; its others run in this one, where they are fast
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        words = shlex.split(command)
-        if words[:3] == ['python', '-m', 'pytest']:
-            continue # this is it
-        script = next(w for w in words if w.endswith('.py'))
-        flags = words[words.index(script) + 1:]
-        if '--report' in command:
-            status, _, out, err = train_here(repo, capfd, monkeypatch, *flags, '--markdown=True', f'--plot={"report" not in once}', script=script)
-            assert status == 0, err
-            once.add('report')
-            table = re.search(r'(^\|.*\n)+', out, flags=re.M)[0] # the first; that of positions in a text is shown for one study
-            rows = table.splitlines() if '--pos=' in command else [table] # of some encodings, for a figure
-            assert all(row in README for row in rows), f'{command}\n{table}'
-            continue
-        if script == 'ablate.py' and script in once: # what it makes of its last encoding
-            (encodings,) = (w[6:] for w in flags if w.startswith('--pos='))
-            name, *settings = encodings.split(',')[-1].split(':')
-            flags = [w for w in flags if not w.startswith(('--pos=', '--seeds=', '--learning_rate=', '--jobs='))] + [f'--pos={name}', *(f'--{s}' for s in settings)]
-            (out_dir,) = (w[10:] for w in flags if w.startswith('--out_dir='))
-            flags += [*TINY, *['--n_embd=24'] * ('--pos_order=3' in flags), '--max_iters=1', f"--out_dir={out_dir}/{encodings.split(',')[-1].replace(':', '_')}_s0"]
-            script = 'train.py'
-        else:
-            flags += small.get(script, [])
-        if words[0] == 'torchrun':
-            typed = [sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node=2', os.path.join(repo, script), *flags, '--gradient_accumulation_steps=2']
-        else:
-            typed = [sys.executable, os.path.join(repo, script), *flags]
-        if words[0] == 'torchrun' or script not in once:
-            p = subprocess.run(typed, capture_output=True, text=True, timeout=200, env=os.environ | {'OMP_NUM_THREADS': '1'})
-            status, err = p.returncode, p.stderr
-        else:
-            status, _, _, err = train_here(repo, capfd, monkeypatch, *flags, script=script)
-        assert status == 0, f'{command}\n{err[-3000:]}'
-        once.add(script)
+def test_it_is_read_in_one_go():
+    assert len(README.split()) <= 1500
+    assert README.count('\n') <= 160
 
-def test_readme_snippet_of_an_encoding_in_another_gpt(monkeypatch):
-    snippet, _ = re.findall(r'```python\n(.*?)```', README, flags=re.S)
+def test_two_commands_do_all_the_set_up():
+    start = 'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python '
+    assert COMMANDS[0] == start + 'train.py config/synth_jordan.py'
+    assert COMMANDS[1] == start + '-m pytest -q tests'
+
+def test_files_and_links_exist():
+    links = re.findall(r'\]\(([^)#:]+)\)', README)
+    assert len(links) > 5
+    for link in links:
+        assert os.path.exists(os.path.join(ROOT, link)), link
+
+def test_no_claim_is_stale():
+    command = [sys.executable, 'results/claims.py', '--check=True']
+    p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+
+def test_quick_start_table_is_that_of_the_csv():
+    """The block shows seed 0 of jordan_exact, and rope beside it."""
+    block = re.search(r'```\n( +T +T/L.*?)```', README, flags=re.S)[1]
+    with open(os.path.join(ROOT, 'results', 'main.csv'), encoding='utf-8') as f:
+        rows = {row['label']: json.loads(row['metrics']) for row in csv.DictReader(f) if row['seed'] == '0'}
+    for line in block.splitlines()[1:]:
+        T, _, value, span, n, rope = line.split()
+        exact = rows['jordan_exact'][T]
+        assert [value, span] == [f'{exact[0]:.4f}', f'{exact[1]:.4f}-{exact[2]:.4f}']
+        assert int(n.replace(',', '')) == exact[3]
+        assert rope == f"{rows['rope'][T][0]:.4f}"
+
+# -----------------------------------------------------------------------------
+# snippets
+
+def test_block_is_the_score_of_the_model():
+    names = {'torch': torch}
+    exec(snippet_with('def score('), names)
+    from model import GPTConfig, make_pos
+    pos = make_pos(GPTConfig(pos='jordan_exact', n_head=1, n_embd=32, block_size=100)).double()
+    with torch.no_grad():
+        pos.atanh_eta.normal_()
+        pos.log_gamma.normal_()
+    q, k = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)
+    ours = pos.logits(q, k, torch.tensor([70]), torch.tensor([13]))
+    pairs = (x.view(8, 2, 2) for x in (q, k))
+    omega = 10000 ** (-2 * torch.arange(8) / 32).double()
+    theirs = names['score'](*pairs, 57, omega, pos.gamma()[0], pos.eta()[0], 100)
+    assert abs(ours.item() - theirs.item()) < 1e-9
+
+def test_own_shear_and_bias_train(monkeypatch):
+    import model
+    for name in ('POS', 'SHEARS', 'BIASES'):
+        monkeypatch.setattr(model, name, dict(getattr(model, name)))
+    for words in ('SHEARS[', 'BIASES['):
+        exec(snippet_with(words), model.__dict__ | {'partial': partial, 'math': math})
+    for pos in ('jordan_log', f"rope+{re.search(r'BIASES..(.*?).]', snippet_with('BIASES['))[1]}"):
+        net = model.GPT(model.GPTConfig(pos=pos, n_layer=1, n_head=2, n_embd=16, block_size=16))
+        _, loss = net(*torch.randint(256, (2, 2, 16)))
+        loss.backward()
+        assert loss.isfinite()
+
+def test_qk_in_somebody_elses_attention_is_attend(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     names = {}
-    exec(snippet, names)
-    logits = names['pos'].logits(names['q'], names['k'], names['t'], names['t']).masked_fill(names['t'][:, None] < names['t'], -float('inf'))
-    assert torch.allclose(names['y'], logits.softmax(-1) @ names['v'], atol=1e-5)
+    exec(snippet_with('.qk('), names)
+    pos, q, k, v, t, y = (names[n] for n in ('pos', 'q', 'k', 'v', 't', 'y'))
+    expected = pos.attend(pos.rotate(q, t), pos.rotate(k, t), v, t, t)
+    assert (y - expected).abs().max() < 1e-4
 
-def test_readme_encoding_in_ten_lines_trains(repo, tmp_path):
-    """The class of the README, put into model.py where it says, trains and keeps the laws of tests/test_pos.py."""
-    _, snippet = re.findall(r'```python\n(.*?)```', README, flags=re.S)
-    copy = tmp_path / 'copy'
-    shutil.copytree(repo, copy)
-    source = (copy / 'model.py').read_text()
-    at = source.index('def make_pos(config):')
-    (copy / 'model.py').write_text(source[:at] + snippet + '\n' + source[at:])
-    row = json.loads(run(copy, 'train.py', *TINY, '--pos=jordan_log+alibi', '--max_iters=3', cwd=tmp_path).splitlines()[-1])
-    assert row['pos'] == 'jordan_log+alibi' and row['pos_params'] > 0
-    p = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-n', '0', 'tests/test_pos.py', '-k', 'jordan_log and not deviation'], cwd=copy, capture_output=True, text=True, env=os.environ | {'OMP_NUM_THREADS': '1'})
-    assert p.returncode == 0 and re.search(r'\d\d passed', p.stdout), p.stdout[-3000:]
+# -----------------------------------------------------------------------------
+# commands
+
+TINY = '--block_size=32 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --eval_iters=2 --eval_rows=2'
+TINY += ' --max_iters=2'
+SHRUNK = {
+    'train.py': TINY.split(),
+    'ablate.py': TINY.split() + ['--seeds=0', '--plot=False'],
+    'sample.py': ['--max_new_tokens=20', '--num_samples=1'],
+    'probe.py': [],
+    'bench.py': '--T=16 --n_layer=1 --n_head=2 --n_embd=32 --batch_size=2 --reps=1 --memory_T=0'.split(),
+}
+
+@pytest.mark.slow
+def test_commands_run(tmp_path):
+    """In their order, in a copy of the project, so that one finds what the one before has left."""
+    ignored = shutil.ignore_patterns('.git', '.venv', '*.bin', 'out*', 'results')
+    shutil.copytree(ROOT, tmp_path / 'repo', ignore=ignored)
+    os.symlink(os.path.join(ROOT, 'results'), tmp_path / 'repo' / 'results')
+    text = b'It was the best of times, it was the worst of times.\n' * 200
+    (tmp_path / 'repo' / 'my_book.txt').write_bytes(text)
+    ran = 0
+    for line in COMMANDS:
+        line = line.split(' && ')[-1].partition(' #')[0]
+        words = shlex.split(line.removeprefix('.venv/bin/'))
+        if words[:3] == ['python', '-m', 'pytest'] or 'integrations' in line:
+            continue # this test itself; tests/test_integrations.py has those
+        start = [sys.executable]
+        if words[0] == 'torchrun':
+            start += ['-m', 'torch.distributed.run', '--nproc_per_node=2']
+            words = [word for word in words if not word.startswith('--nproc')]
+        script = words[1]
+        shrunk = SHRUNK.get(os.path.basename(script), [])
+        if '--report' in line:
+            shrunk = ['--plot=False']
+        if '--gradient_accumulation_steps' in line:
+            shrunk = [flag for flag in shrunk if 'batch_size' not in flag]
+        p = subprocess.run(start + words[1:] + shrunk, cwd=tmp_path / 'repo', capture_output=True, text=True,
+                           timeout=300, env=os.environ | {'OMP_NUM_THREADS': '1'})
+        assert p.returncode == 0, f'{line}\n{p.stdout[-500:]}\n{p.stderr[-2000:]}'
+        ran += 1
+    assert ran >= 10

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# 9. Depth: do two linear layers of rope make distance times phase?
+set -e
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+python ablate.py config/synth_jordan.py --jobs=2 --seeds=0,1,2,3,4 --out_dir=out-depth-1 \
+    --results=results/depth.csv --n_layer=1 \
+    --pos=rope
+python ablate.py config/synth_jordan.py --jobs=2 --seeds=0,1,2,3,4 --out_dir=out-depth-2 \
+    --results=results/depth.csv --n_layer=2 \
+    --pos=rope,jordan_exact

@@ -1,0 +1,484 @@
+"""
+What a model is trained on, and how it is scored: one small class per kind of data.
+Every script asks its task, and none asks what kind it is.
+
+    KernelTask, RecallTask   rows made in memory (dataset=synth, dataset=recall)
+    TextTask, RowsTask       a folder of data/ with a stream of tokens, or with rows that somebody made
+
+A row or window is T + 1 tokens: x is the first T, y the last k of what follows them; -1 in y is not asked.
+To add a task, write a class with the members of KernelTask and Task, and give it a line in TASKS.
+"""
+
+import os
+import math
+import hashlib
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from common import fail
+from configurator import ROOT, usage
+from data.folder import read_folder
+from data.text.codec import codec, read_file, readable
+
+# name in the csv: (what it is called, +1 if more is better or -1, differences within this margin are `level`)
+METRICS = {
+    'acc': ('accuracy', +1, .02),
+    'bpb': ('bits per byte', -1, .01),
+    'bpt': ('bits per token', -1, .01),
+}
+
+# every random choice is drawn from default_rng([seed, stream, iteration or length]): batches and evaluation
+# rows depend on these alone, never on the encoding or on what ran before
+STREAMS = {'train': 1, 'val': 2, 'test': 3}
+
+def generator(seed, split, n):
+    return np.random.default_rng([seed, STREAMS[split], n])
+
+def commas(numbers):
+    return ','.join(map(str, numbers))
+
+# -----------------------------------------------------------------------------
+# scoring, the same for every task
+
+TOKENS_PER_FORWARD = 16384 # bounds the memory of an evaluation
+LOGITS_PER_FORWARD = 2**26
+
+@torch.no_grad()
+def score(model, x, y, answers, device, context):
+    """
+    x (N, T), y (N, k) -> nats (N, k): the loss of each target, and hits (N, k): was it the likeliest of the
+    first `answers` tokens? Where y is -1 both are 0.
+    """
+    nats, hits = [], []
+    logits_per_row = y.size(1) * model.config.vocab_size
+    n = max(1, min(TOKENS_PER_FORWARD // x.size(1), LOGITS_PER_FORWARD // logits_per_row))
+    for a in range(0, len(x), n):
+        xs, ys = x[a:a + n].to(device).long(), y[a:a + n].to(device).long()
+        with context:
+            logits, _ = model(xs, ys)
+        logits = logits.float()                                                     # (n, k, vocab_size)
+        loss = F.cross_entropy(logits.transpose(1, 2), ys, ignore_index=-1, reduction='none')
+        nats.append(loss.cpu())
+        hits.append((logits[..., :answers].argmax(dim=-1) == ys).cpu())
+    return torch.cat(nats).double().numpy(), torch.cat(hits).numpy()
+
+def ratio(a, b):
+    """
+    (N,), whose mean is sum(a) / sum(b) and whose spread is that of this ratio: to first order, who resamples
+    these values resamples a and b together. Where every b is the same they are a / b.
+    """
+    if (b == b[0]).all():
+        return a / b[0]
+    whole = a.sum() / b.sum()
+    return whole + (a - whole * b) / b.mean()
+
+def interval(values, resamples=2000):
+    """The 95% interval of the mean of one run: Wilson's where a value is right or wrong, else bootstrap."""
+    n, mean = len(values), values.mean()
+    if np.isin(values, (0, 1)).all():
+        z = 1.959964
+        centre, scale = mean + z * z / (2 * n), 1 + z * z / n
+        half = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
+        return (centre - half) / scale, (centre + half) / scale
+    if n < 2: # one window: nobody knows
+        return math.nan, math.nan
+    rng, means = np.random.default_rng(0), []
+    for _ in range(resamples): # one at a time: memory stays that of the values
+        means.append(values[rng.integers(0, n, n)].mean())
+    return tuple(np.quantile(means, [.025, .975]))
+
+# -----------------------------------------------------------------------------
+# rows made in memory. They take less time than reading them would
+
+class Task:
+    """What tasks have in common. Each adds vocab_size, answers, note and rows(rng, T, n) -> x, y."""
+    metric = 'acc'
+    unit, per_nat = 'nats per token', 1.0 # how a loss is printed: in this unit, so many of it per nat
+    checksum = '' # of the files, where there are any
+    uses = ('num_samples', 'seed') # the settings of sample.py that `show` looks at
+    settings = ('lengths',) # of train.py's, those that are the task's own
+    shortest = 2 # T
+
+    def __init__(self, config):
+        self.L = config['block_size']
+        self.lengths = config['lengths'] or (self.L,)
+        if self.L < self.shortest:
+            usage(f"block_size={self.L}: a row of {config['dataset']} has at least {self.shortest} tokens")
+        if min(self.lengths) < self.shortest or max(self.lengths) > self.L:
+            usage(f"lengths={commas(self.lengths)}: expected {self.shortest} <= T <= block_size={self.L}")
+        if config['lengths']:
+            self.note += f" lengths={commas(self.lengths)}"
+
+    def batch(self, seed, it, n):
+        """The n rows of iteration `it`: x (n, T), y (n, k). Nobody sees a row twice."""
+        rng = generator(seed, 'train', it)
+        T = int(rng.choice(self.lengths))
+        return self.rows(rng, T, n)
+
+    def examples(self, split, T, n, seed, longest, k):
+        """
+        n rows of length T to be scored. A task that has the same targets at every length looks at
+        `longest`, the longest of these, and at k, how many.
+        """
+        return self.rows(generator(seed, split, T), T, n)
+
+    def available(self, lengths):
+        """Those of the lengths that can be scored, and why the others cannot."""
+        return tuple(T for T in lengths if T >= self.shortest), f"a row has at least {self.shortest} tokens"
+
+    def values(self, nats, hits, y):
+        """(N, k) each -> (N,), whose mean is the metric: the share of the asked targets that are right."""
+        return ratio(hits.sum(axis=1), (y >= 0).sum(axis=1))
+
+    def spell(self, tokens):
+        return ' '.join(map(str, tokens))
+
+    def show(self, model, how):
+        """What sample.py prints: some rows of each length, and how likely the model found the last answer."""
+        lengths = [n * self.L for n in (1, 2, 4, 8) if n * self.L <= model.longest]
+        lengths, why = self.available(lengths)
+        if not lengths:
+            print(f"no rows to show: {why}")
+        for T in lengths:
+            x, y = self.examples('test', T, how.num_samples, how.seed, T, T)
+            nats, hits = score(model, x, y, self.answers, how.device, how.context)
+            value = self.values(nats, hits, y.numpy()).mean()
+            print(f"\nT = {T} ({T / self.L:g} L), {len(x)} rows: {METRICS[self.metric][0]} {value:.3f}")
+            print(f"{'the last tokens':>48} {'answer':>6} {'P(answer)':>9}")
+            for row in range(len(x)):
+                tokens, wrong = self.spell(x[row, -40:].tolist()), '' if hits[row, -1] else '   wrong'
+                print(f"{tokens[-48:]:>48} {y[row, -1]:6} {math.exp(-nats[row, -1]):9.3f}{wrong}")
+
+# the teacher of KernelTask by lag d, w = omega; grid(w) is two steps further down the grid of frequencies
+def grid(w):
+    return w ** (5 / 3)
+
+KERNELS = {
+    'mixed':       lambda d, L, w: d / L * np.cos(w * d),
+    'phase':       lambda d, L, w: np.cos(w * d),
+    'linear':      lambda d, L, w: -d / L,
+    'damped_wave': lambda d, L, w: np.exp(-1e-4 * d) * (np.cos(w * d) + .75 * d / L * np.sin(w * d)),
+    'phase_drift': lambda d, L, w: np.cos(w * (1 + 5e-5) * d),
+    'seasonal':    lambda d, L, w: (.35 + .9 * d / L) * np.cos(w * d) + .25 * np.sin(w * d),
+    'rhythm':      lambda d, L, w: (.25 + .85 * d / L) * (.65 * np.cos(w * d) + .35 * np.sin(grid(w) * d)),
+    'motif':       lambda d, L, w: d / (L + .25 * d) * (.7 * np.cos(grid(w) * d) - .3 * np.sin(grid(w) * d)),
+    'decay':       lambda d, L, w: np.exp(-d / L) * np.cos(w * d),
+    'jet_2':       lambda d, L, w: (d / L) ** 2 * np.cos(w * d),
+    'jet_3':       lambda d, L, w: (d / L) ** 3 * np.cos(w * d),
+    'high_jet_1':  lambda d, L, w: d / L * np.exp(-.1 * d / L) * np.cos(w * d),
+    'high_jet_2':  lambda d, L, w: (d / L) ** 2 * np.exp(-.1 * d / L) * np.cos(w * d),
+    'high_jet_3':  lambda d, L, w: (d / L) ** 3 * np.exp(-.1 * d / L) * np.cos(w * d),
+}
+
+def random_kernel(seed, L):
+    """A sum of five damped waves: amplitude normal, damping 0 to 2 per L, period 8 to L, any phase."""
+    rng = np.random.default_rng([seed, 9])
+    a, g, p = rng.normal(size=5), rng.uniform(0, 2, 5) / L, rng.uniform(0, 2 * math.pi, 5)
+    w = 2 * math.pi / np.exp(rng.uniform(math.log(8), math.log(max(L, 8)), 5))
+    return lambda d: sum(a[n] * np.exp(-g[n] * d) * np.cos(w[n] * d + p[n]) for n in range(5))
+
+class KernelTask(Task):
+    """
+    The synthetic task of the paper (section 6): T - 1 random bits, then QUERY. The answer is 1 iff
+        sum_{d = 1 .. T-1} K(d) (2 bit_d - 1) > 0,
+    bit_d the bit d tokens before QUERY, K(d) = (d/L) cos(omega d) by default; L is the training length at
+    any T.
+    """
+    QUERY = 2
+    TIE = 1e-9 # a sum of zero comes out as rounding noise, which depends on the machine
+    settings = 'kernel', 'omega', 'lengths'
+    vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
+
+    def __init__(self, config):
+        self.kernel, self.omega = config['kernel'], config['omega']
+        if self.kernel != 'random' and self.kernel not in KERNELS:
+            usage(f"kernel={self.kernel!r}: expected one of {', '.join(KERNELS)}, random")
+        self.note = f"{self.kernel} omega={self.omega:.4g}"
+        if self.kernel == 'random': # another teacher for every seed, unless one is asked for
+            self.settings, given = ('kernel', 'kernel_seed', 'lengths'), config['kernel_seed']
+            self.drawn = random_kernel(config['seed'] if given is None else given, config['block_size'])
+            self.note = 'random kernel' if given is None else f"random kernel {given}"
+        super().__init__(config)
+
+    def K(self, d):
+        """The teacher at lags d >= 1."""
+        return self.drawn(d) if self.kernel == 'random' else KERNELS[self.kernel](d, self.L, self.omega)
+
+    def rows(self, rng, T, n):
+        bits = rng.integers(0, 2, (n, T - 1), dtype=np.uint8)
+        K = self.K(np.arange(T - 1, 0, -1)) # by position: lag T - 1 comes first
+        answer = np.concatenate([(2.0 * bits[a:a + 512] - 1) @ K > self.TIE for a in range(0, n, 512)])
+        x = np.concatenate((bits, np.full((n, 1), self.QUERY, np.uint8)), axis=1)
+        return torch.from_numpy(x), torch.from_numpy(answer[:, None].astype(np.int64))
+
+    def spell(self, tokens):
+        return ''.join('01?'[t] for t in tokens)
+
+class RecallTask(Task):
+    """
+    Associative recall at a distance: eight keys, each with its value in one token, lie anywhere in a row of
+    blanks; the row ends with the keys alone, in another order, and the value of each is asked.
+    Tokens: values 0-3, a key with its value 4-35, a key alone 36-43, blank 44.
+    """
+    KEYS, VALUES, BLANK = 8, 4, 44
+    vocab_size, answers, shortest = 45, 4, 16
+    note = '8 keys, 4 values'
+
+    def rows(self, rng, T, n):
+        keys = np.arange(self.KEYS)
+        # all that is random in a row at once: the first rows are the same ones, however many there are
+        drawn = rng.random((n, self.KEYS + T))
+        values = (self.VALUES * drawn[:, :self.KEYS]).astype(np.int64)             # (n, KEYS)
+        order = drawn[:, self.KEYS:2 * self.KEYS].argsort(axis=1)                  # of the questions
+        place = drawn[:, 2 * self.KEYS:].argsort(axis=1)[:, :self.KEYS]            # one for each key
+        row, each = np.full((n, T), self.BLANK, np.uint8), np.arange(n)[:, None]
+        row[each, place] = self.VALUES + self.VALUES * keys + values
+        row[:, -self.KEYS:] = self.VALUES + self.VALUES * self.KEYS + order
+        return torch.from_numpy(row), torch.from_numpy(values[each, order])
+
+# -----------------------------------------------------------------------------
+# a folder of data/ with files of tokens; data/folder.py reads and checks them
+
+class FolderTask(Task):
+    """What the tasks of a folder have in common."""
+
+    def __init__(self, config, meta, data, checksum):
+        self.meta, self.data, self.checksum = meta, data, checksum
+        self.vocab_size, self.note = meta['vocab_size'], meta.get('note', '')
+        super().__init__(config)
+
+    def tokens(self, split):
+        """(N,) or (rows, T + 1), read when needed. Opened anew each time: a map keeps what it has touched."""
+        file, dtype, row = self.data[split]
+        tokens = np.memmap(file, dtype, mode='r')
+        return tokens if row == 1 else tokens.reshape(-1, row)
+
+class TextTask(FolderTask):
+    """A stream of tokens. The metric is bits per byte, of the same bytes at every length."""
+    metric, unit = 'bpb', 'bits per byte'
+    uses = tuple('start num_samples max_new_tokens temperature top_k seed stop score'.split())
+
+    def __init__(self, config, meta, data, checksum):
+        super().__init__(config, meta, data, checksum)
+        self.answers = self.vocab_size
+        self.test = 'test' if 'test' in data else 'val'
+        if self.test == 'val':
+            self.note += ' test=val'
+        # bytes of each token, and of a token of the text at large
+        self.bytes = self.bytes_of_tokens()
+        train = meta['splits']['train']
+        self.per_nat = train['tokens'] / train['bytes'] / math.log(2)
+        for split in ('train', 'val'):
+            if len(self.tokens(split)) <= self.L:
+                fail(f"data/{config['dataset']}/{split}.bin has {len(self.tokens(split)):,} tokens, too few "
+                     f"for a window of block_size={self.L}: use a longer text, or a smaller block_size")
+
+    def bytes_of_tokens(self):
+        """(vocab_size,): how many bytes of text a token stands for."""
+        if self.meta['encoding'] == 'bytes':
+            return np.ones(self.vocab_size, np.uint8)
+        path = os.path.join(os.path.dirname(self.data['train'][0]), 'token_bytes.npy')
+        try:
+            lengths = np.load(path)
+        except (OSError, EOFError, ValueError): # missing, empty, damaged
+            lengths = np.zeros(0)
+        if lengths.shape != (self.vocab_size,):
+            fail(f"{os.path.relpath(path, ROOT)}: missing, or not a number of bytes for each token; "
+                 "run its prepare.py again")
+        both = self.checksum + str(lengths.tolist())
+        self.checksum = hashlib.sha256(both.encode()).hexdigest()[:16]
+        return lengths
+
+    def rows(self, rng, T, n):
+        tokens = self.tokens('train')
+        return self.windows(tokens, rng.integers(0, len(tokens) - T, n) + T + 1, T, T)
+
+    def windows(self, tokens, ends, T, k):
+        """The T tokens before the last one of each window, and the k last targets."""
+        rows = torch.from_numpy(np.stack([tokens[end - T - 1:end] for end in ends]).astype(np.int64))
+        return rows[:, :-1], rows[:, -k:]
+
+    def examples(self, split, T, n, seed, longest, k):
+        """Windows that end at the same places for any T: a grid, its offset drawn from the seed."""
+        tokens = self.tokens(self.test if split == 'test' else split)
+        k, room = min(k, T), len(tokens) - longest - 1
+        n = max(1, min(n, room // k + 1))                                  # no target is scored twice
+        stride = max(k, room // n)
+        offset = generator(seed, split, 0).integers(0, room - stride * (n - 1) + 1)
+        return self.windows(tokens, longest + 1 + offset + stride * np.arange(n), T, k)
+
+    def available(self, lengths):
+        N = len(self.tokens(self.test))
+        return tuple(T for T in lengths if T < N), f"{self.test}.bin has {N:,} tokens"
+
+    def values(self, nats, hits, y):
+        """(N, k) each -> (N,), whose mean is the bits of all targets over the bytes of all targets."""
+        return ratio(nats.sum(axis=1) / math.log(2), self.bytes[np.asarray(y)].sum(axis=1, dtype=np.int64))
+
+    def show(self, model, how):
+        """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
+        encode, decode = codec(self.meta['encoding'])
+        text, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
+        if how.start.startswith('FILE:'):
+            text = read_file(how.start[5:])
+        tokens = encode(read_file(how.score) if how.score else text or b'\n')
+        if max(tokens, default=0) >= self.vocab_size:
+            usage(f"this text has token {max(tokens)}, outside the model's vocabulary of {self.vocab_size}")
+        if how.score:
+            return self.show_score(model, how, tokens)
+        if len(tokens) > model.longest:
+            print(f"note: of the prompt's {len(tokens)} tokens the model sees the last {model.longest}: "
+                  "it has no more positions")
+        def ended(out):
+            return bool(stop) and stop in decode(out[0, len(tokens):].tolist())
+        for _ in range(how.num_samples):
+            with how.context:
+                out = model.generate(torch.tensor([tokens], device=how.device), how.max_new_tokens,
+                                     temperature=how.temperature, top_k=how.top_k, until=ended)
+            new = decode(out[0, len(tokens):].tolist())
+            print(readable(decode(tokens) + (new.partition(stop)[0] if stop else new)))
+            print('---------------', flush=True)
+
+    def show_score(self, model, how, tokens):
+        """Bits per byte of a text but for its first token, in windows of L side by side."""
+        if len(tokens) < 2:
+            usage(f"score={how.score}: a text of {len(tokens)} tokens has nothing to predict")
+        bits = size = 0
+        for a in range(0, len(tokens) - 1, self.L):
+            row = torch.tensor([tokens[a:a + self.L + 1]])
+            nats, _ = score(model, row[:, :-1], row[:, 1:], self.answers, how.device, how.context)
+            bits += nats.sum() / math.log(2)
+            size += int(self.bytes[row[0, 1:].numpy()].sum(dtype=np.int64))
+        print(f"{how.score}: {bits / size:.4f} bits per byte over {size:,} bytes, in windows of {self.L}")
+
+class RowsTask(FolderTask):
+    """
+    Rows of T + 1 tokens that somebody's prepare.py made (data/synth/prepare.py, for one), the last
+    `asked` of them targets, whose answers are among the first `answers` tokens. A file for each test
+    length: test_<T>.bin.
+    """
+    def __init__(self, config, meta, data, checksum):
+        super().__init__(config, meta, data, checksum)
+        self.answers, self.asked = meta.get('answers', self.vocab_size), meta.get('asked', 1)
+        made_for, self.shortest = data['train'][2] - 1, self.asked
+        if made_for != self.L:
+            usage(f"dataset={config['dataset']}: its rows are for --block_size={made_for}, not {self.L}")
+        if self.lengths != (self.L,):
+            usage(f"lengths={commas(self.lengths)}: the rows of {config['dataset']} all have length {self.L}")
+        for split in data:
+            top = self.tokens(split)[:, -self.asked:].max()
+            if top >= self.answers:
+                fail(f"data/{config['dataset']}/{split}.bin asks for token {top}, which is none of the "
+                     f"{self.answers} answers that its meta.json allows")
+
+    def take(self, split, chosen):
+        rows = torch.from_numpy(self.tokens(split)[chosen].astype(np.int64))
+        return rows[:, :-1], rows[:, -self.asked:]
+
+    def batch(self, seed, it, n):
+        """Rows of a file are finite: they are drawn with replacement."""
+        return self.take('train', generator(seed, 'train', it).integers(0, len(self.tokens('train')), n))
+
+    def examples(self, split, T, n, seed, longest, k):
+        split = f'test_{T}' if split == 'test' else split
+        order = generator(seed, split.partition('_')[0], T).permutation(len(self.tokens(split)))
+        return self.take(split, np.sort(order[:n]))
+
+    def available(self, lengths):
+        has = [int(split[5:]) for split in self.data if split.startswith('test_')]
+        return tuple(T for T in lengths if T in has), f"it has test files for T = {commas(sorted(has))}"
+
+class MusicTask(TextTask):
+    """
+    Pieces of music (data/music; notes.py there says what a token is). A window never leaves its piece, so no
+    target is predicted from another one. The metric is bits per token.
+    """
+    metric, unit, per_nat = 'bpt', 'bits per token', 1 / math.log(2)
+    uses = ('start', 'num_samples', 'max_new_tokens', 'temperature', 'top_k', 'seed')
+
+    def __init__(self, config, meta, data, checksum):
+        FolderTask.__init__(self, config, meta, data, checksum)
+        self.answers, self.test = self.vocab_size, 'test'
+        self.bytes = np.ones(self.vocab_size, np.uint8) # `values` of a text then counts by token
+        for split in ('train', 'val'):
+            if self.longest(split) < self.L:
+                fail(f"data/{config['dataset']}/{split}.bin: no piece is as long as block_size={self.L}; "
+                     f"the longest has {self.longest(split):,} tokens")
+
+    def pieces(self, split):
+        """The first token of each piece, and the separator that ends it."""
+        separators = np.flatnonzero(self.tokens(split) == 0)
+        return separators[:-1] + 1, separators[1:]
+
+    def longest(self, split):
+        first, last = self.pieces(split)
+        return int((last - first).max())
+
+    def rows(self, rng, T, n):
+        """Any windows of T + 1 tokens that lie in a piece, or in one and the separators around it."""
+        first, last = self.pieces('train')
+        room = np.maximum(last - first + 2 - T, 0)                         # windows in each piece
+        upto = np.cumsum(room)
+        drawn = rng.integers(0, upto[-1], n)
+        piece = np.searchsorted(upto, drawn, side='right')
+        return self.windows(self.tokens('train'), last[piece] + 2 + drawn - upto[piece], T, T)
+
+    def examples(self, split, T, n, seed, longest, k):
+        """
+        Windows that end at the same places for every T up to `longest`: a grid in each piece that is as long
+        as that, its offset drawn from the seed. Shorter pieces are not scored at any length, so that what
+        differs between two lengths is the context alone.
+        """
+        split, rng = self.test if split == 'test' else split, generator(seed, split, 0)
+        k, ends = min(k, T), []
+        for first, last in zip(*self.pieces(split)):
+            room = last + 1 - first - longest                              # places where a window may end
+            if room > 0:
+                ends.append(np.arange(last + 1 - rng.integers(0, min(k, room)), first + longest, -k))
+        ends = rng.permutation(np.concatenate(ends))[:n]
+        return self.windows(self.tokens(split), np.sort(ends), T, k)
+
+    def available(self, lengths):
+        longest = self.longest(self.test)
+        return tuple(T for T in lengths if T <= longest), f"the longest test piece has {longest:,} tokens"
+
+    def show(self, model, how):
+        """What sample.py prints and writes: music from nothing, or from the first bars of a test piece."""
+        from data.music import notes
+        prompt, original = [notes.SEPARATOR], []
+        if how.start.startswith('PIECE:'):
+            names, number = self.meta['splits'][self.test]['pieces'], how.start[6:]
+            if not (number.isdecimal() and int(number) < len(names)):
+                usage(f"start={how.start}: there are the test pieces 0 to {len(names) - 1}")
+            first, last = [ends[int(number)] for ends in self.pieces(self.test)]
+            original = self.tokens(self.test)[first:last].tolist()
+            prompt += original[:self.L]
+            print(f"test piece {number}, {names[int(number)]}: the model goes on after {self.L} tokens")
+        elif how.start.strip():
+            usage(f"start={how.start}: music starts with PIECE:0 or another test piece, or with nothing")
+        def ended(out):
+            return bool(out[0, -1] == notes.SEPARATOR)
+        for n in range(how.num_samples):
+            with how.context:
+                out = model.generate(torch.tensor([prompt], device=how.device), how.max_new_tokens,
+                                     temperature=how.temperature, top_k=how.top_k, until=ended)
+            print(f"\nsample {n}")
+            path = os.path.join(how.out_dir, f'sample_{n}')
+            notes.show(out[0, 1:].tolist(), path, original, prompt=len(prompt) - 1)
+
+# -----------------------------------------------------------------------------
+
+TASKS = {'synth': KernelTask, 'recall': RecallTask} # add yours here; any other name is a folder of data/
+FOLDERS = {'stream': TextTask, 'rows': RowsTask, 'music': MusicTask} # by the kind that its meta.json says
+
+def make_task(config):
+    """The task of train.py's settings (a dict). One line and the end, if its data are missing or damaged."""
+    if config['dataset'] in TASKS:
+        return TASKS[config['dataset']](config)
+    meta, data, checksum = read_folder(config['dataset'], known=TASKS)
+    if meta['kind'] not in FOLDERS:
+        known = ', '.join(FOLDERS)
+        fail(f"data/{config['dataset']}/meta.json: kind is {meta['kind']!r}, expected one of {known}")
+    return FOLDERS[meta['kind']](config, meta, data, checksum)
