@@ -51,7 +51,7 @@ FREE_ON_RESUME = 'eval_rows eval_targets eval_lens'.split()
 EXTENDED = 'max_iters lr_decay_iters warmup_iters min_lr extend'.split()
 
 # settings that belong to some tasks only
-TASK_SETTINGS = 'kernel omega kernel_seed lengths'.split()
+TASK_SETTINGS = 'kernel omega kernel_seed lengths eval_targets'.split()
 
 # -----------------------------------------------------------------------------
 # identity
@@ -363,7 +363,8 @@ def read_rows(path):
     csv.field_size_limit(2**24)
     try:
         with open(path, newline='', encoding='utf-8') as f:
-            rows = list(csv.reader(f))
+            same = {} # most cells are those of many rows
+            rows = [[same.setdefault(cell, cell) for cell in row] for row in csv.reader(f)]
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         fail(f"{path}: cannot be read as a csv of results ({type(e).__name__}: {e}); "
              "move it away, or name another with --results")

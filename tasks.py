@@ -188,6 +188,7 @@ class KernelTask(Task):
     """
     QUERY = 2
     TIE = 1e-9 # a sum of zero comes out as rounding noise, which depends on the machine
+    chance = 1 / 2 # of the figures
     settings = 'kernel', 'omega', 'lengths'
     vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
 
@@ -224,6 +225,7 @@ class RecallTask(Task):
     """
     KEYS, VALUES, BLANK = 8, 4, 44
     vocab_size, answers, shortest = 45, 4, 16
+    chance = 1 / 4
     note = '8 keys, 4 values'
 
     def rows(self, rng, T, n):
@@ -258,6 +260,7 @@ class FolderTask(Task):
 class TextTask(FolderTask):
     """A stream of tokens. The metric is bits per byte, of the same bytes at every length."""
     metric, unit = 'bpb', 'bits per byte'
+    settings = 'lengths', 'eval_targets'
     uses = tuple('start num_samples max_new_tokens temperature top_k seed stop score'.split())
 
     def __init__(self, config, meta, data, checksum):

@@ -45,7 +45,7 @@ save_best = True # best.pt beside it: the best validation loss so far
 init_from = 'scratch' # or 'resume': go on from out_dir/ckpt.pt
 extend = False # resume a run with more max_iters than it was started with; the row gets a hash of its own
 # evaluation at the end
-eval_lens: tuple[int, ...] = () # context lengths; empty: L, 2L, 4L, 8L (pos=learned has no other than L)
+eval_lens: tuple[int, ...] = () # context lengths; empty: L, 2L, 4L, 8L
 eval_rows = 1024 # rows or windows per length
 eval_targets = 0 # text: score the same last tokens of every window at every length; 0: half of block_size
 # wandb logging, if it is installed
@@ -118,7 +118,7 @@ config = configure(globals(), {
 lr_decay_iters = max_iters if lr_decay_iters is None else lr_decay_iters
 warmup_iters = max_iters // 10 if warmup_iters is None else warmup_iters
 min_lr = learning_rate / 10 if min_lr is None else min_lr
-eval_lens = eval_lens or tuple(n * block_size for n in ((1,) if pos == 'learned' else (1, 2, 4, 8)))
+eval_lens = eval_lens or tuple(n * block_size for n in (1, 2, 4, 8))
 results = results or os.path.join(os.path.dirname(os.path.abspath(out_dir)), 'results.csv')
 device, dtype, compile = choose_device(device, dtype, compile)
 config |= dict(lr_decay_iters=lr_decay_iters, warmup_iters=warmup_iters, min_lr=min_lr)
@@ -130,8 +130,6 @@ if max_iters > 0 and warmup_iters > min(max_iters, lr_decay_iters if decay_lr el
           f"(max_iters={max_iters}, lr_decay_iters={lr_decay_iters})")
 if decay_lr and min_lr > learning_rate:
     usage(f"min_lr={min_lr:g}: expected min_lr <= learning_rate={learning_rate:g}")
-if pos == 'learned' and max(eval_lens) > block_size:
-    usage(f"eval_lens={max(eval_lens)}: pos=learned has no positions beyond block_size={block_size}")
 try:
     model_args = {f.name: config[f.name] for f in fields(GPTConfig) if f.name != 'vocab_size'}
     GPTConfig(**model_args)
@@ -164,6 +162,10 @@ label = label or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
 measured, why = task.available(eval_lens)
+longest = max(measured, default=0) # the same targets are scored for every encoding
+if pos == 'learned':
+    measured = tuple(T for T in measured if T <= block_size)
+    why = f'pos=learned has no positions beyond block_size={block_size}'
 if not measured:
     fail(f"nothing can be measured at {', '.join(map(str, eval_lens))}: {why}")
 if len(measured) < len(eval_lens):
@@ -351,7 +353,7 @@ if master:
     name, metrics, scored = METRICS[task.metric][0], {}, eval_targets or block_size // 2
     say(f"\n{'T':>6} {'T/L':>5} {name:>14} {'95% interval':>15} {'n':>7}")
     for T in measured:
-        x, y = task.examples('test', T, eval_rows, seed, max(measured), min(scored, *measured))
+        x, y = task.examples('test', T, eval_rows, seed, longest, min(scored, *eval_lens))
         with torch.compiler.set_stance('force_eager'): # no compilation per length
             nats, hits = score(raw_model, x, y, task.answers, device, context)
         if not np.isfinite(nats).all():

@@ -1,5 +1,5 @@
 """
-The README: every command runs as it stands (sizes shrunk), every snippet does what it says, every number is in a csv.
+The README: every command runs (sizes shrunk), every snippet does what it says, every number is in a csv.
 """
 
 import csv
