@@ -6,8 +6,8 @@ Fill the numbers of README.md and results/README.md in from the csvs beside this
 
 A number stands between two comments: <!--linear:jordan_exact-rope@8L-->+0.171 ±0.025<!---->. The first says
 the csv, the encoding (with _ for a space), perhaps what it is compared with, the length, and perhaps, after a
-question mark, a word of the panel's name: <!--softmax:rope@8L?n_layer=2-->. A difference comes with n, adjusted
-p and verdict. <!--size:model.py-->44<!----> is the size of a file in KB.
+question mark, a word of the panel's name: <!--softmax:rope@8L?n_layer=2-->. A difference comes with n,
+adjusted p and verdict. <!--size:model.py-->44<!----> is the size of a file in KB.
 """
 
 import os
