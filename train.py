@@ -202,6 +202,7 @@ if init_from == 'resume':
 
 # an iteration is so many rows; each process takes every world-th micro-batch of them
 rows_per_iter = gradient_accumulation_steps * batch_size
+tokens_per_iter = round(rows_per_iter * sum(task.lengths) / len(task.lengths)) # in the mean
 if compile:
     x, y = task.batch(seed, 0, batch_size)
     compile = runs.compile_blocks(raw_model, x.to(device).long(), y.to(device).long(), context, say)
@@ -214,7 +215,7 @@ say(raw_model.describe(getattr(torch, dtype)))
 for group in optimizer.param_groups:
     say(f"{sum(p.numel() for p in group['params']):10,} parameters {group['name']}: "
         f"weight decay {group['weight_decay']:g}, learning rate x{group['lr_mult']:g}")
-say(f"{dataset}: {task.note}; {rows_per_iter * block_size:,} tokens per iteration")
+say(f"{dataset}: {task.note}; {tokens_per_iter:,} tokens per iteration")
 if dry_run:
     sys.exit()
 lock = runs.open_out_dir(out_dir) if master and not eval_only else None
