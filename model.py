@@ -15,9 +15,10 @@ A head vector of size hs is F blocks of m complex numbers, stored as (F, m, 2) r
 
 and an attention score is q_i^T G(i-j) k_j / sqrt(hs), or, written out on rotated queries and keys,
 
-    score = e^{-gamma d} sum_r (eta s(d))^r / r!  sum_a  u_a . w_{a+r}  / sqrt(hs)                  (*)
+    score = sum_f e^{-gamma_f d} sum_r (eta_f s(d))^r / r!  sum_a  u_a . w_{a+r}  / sqrt(hs)        (*)
 
-`logits` below is (*) in its plainest form; everything fast is tested against it.
+r and a count the m components of block f; every head has a gamma_f and eta_f of its own. `Jordan.score` is (*)
+in its plainest form, without 1/sqrt(hs); `logits` adds that and the bias; all that is fast is tested against it.
 """
 
 import math
@@ -37,12 +38,14 @@ from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_att
 #   pos.qk(q, k, t)              where pos.splits: q~, k~ for somebody else's attention
 # and the law  attend(rotate(q, i), rotate(k, j), v, i, j) == reference_attention(pos, q, k, v, i, j).
 # Positions are consecutive integers. Everything positional is recomputed from them at each call, so that no
-# table goes stale, is rounded by .to(bfloat16), or ends. k and v may have fewer heads than q: grouped heads.
+# table goes stale, is rounded by .to(bfloat16), or ends. k and v may have fewer heads than q (grouped heads);
+# config.n_head is their number then, since gamma and eta belong to a key head.
 
+# how far q~ and k~ reach, into which a score may factor: as far as gamma T < DECAY and eta s(T) < SHEAR
 FAR = 2**40   # tokens: no limit
-DECAY = 80    # e^{+-gamma T/2} must stay finite in q~ and k~, and their product in any fused attention
-SHEAR = 64    # q~ and k~ grow like eta s(T) and cancel: far above 1 that costs digits even in float32
-HALF = 16, 8  # the same two in half precision: float16 ends at 65504, bfloat16 has three digits
+DECAY = 80    # they grow to e^{gamma T/2}, their masked products to e^{gamma T}: float32 ends at e^88
+SHEAR = 64    # they grow like eta s(T), most of which cancels in q~ . k~: that costs digits
+HALF = 16, 8  # DECAY and SHEAR in half precision: float16 ends at e^11, bfloat16 has three digits
 EDGE = 1.001  # a shear of 1 comes back from its float32 parameter as 1.0000001
 
 def at_least_float32(x):
@@ -61,7 +64,7 @@ def heads(x, n, dim=0):
     return x.repeat_interleave(n // x.size(dim), dim)
 
 class Encoding(nn.Module):
-    """The base: score = q_i . k_j / sqrt(hs) [+ bias(i, j)]. Changed are rotate, score, carry, terms."""
+    """The base: score = q_i . k_j / sqrt(hs) [+ bias(i, j)]. Others change rotate, score, carry, terms."""
     relative = True # is the score a function of the lag alone?
     splits = True # does it factor into q~_i . k~_j, so that torch's fused attention applies?
 
@@ -69,7 +72,7 @@ class Encoding(nn.Module):
         super().__init__()
         self.name, self.hs = config.pos, config.n_embd // config.n_head
         self.bias = self.log_gamma = self.atanh_eta = None
-        self.held, self.reaches = (0.0, 0.0), (FAR, FAR)
+        self.reach_is_for, self.reaches = (0.0, 0.0), (FAR, FAR)
 
     def table(self, p, dtype):
         """What rotate needs to know of positions p; GPT makes it once and all layers share it."""
@@ -93,24 +96,24 @@ class Encoding(nn.Module):
 
     def attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
         """
-        With a KVCache, w, v and j are those of the new positions only; the cache adds the earlier ones.
-        temperature t: mean + t (softmax(score / t) v - mean), mean of v over the keys in sight: the larger t,
-        the more linear in the scores. read=False: reach is up to date (GPT reads it for all layers at once).
+        Causal attention of rotated queries and keys. With a KVCache, w, v and j are those of the new
+        positions only; the cache adds the earlier ones. read=False: update_reach has been called (by GPT).
         """
         if read and not (cache and cache.n): # a cache goes on as it began
-            read_reach([self])
-        out, T = u.dtype, len(cache.j) if cache else len(j)
-        if temperature != 1: # t times a small difference
+            update_reach([self])
+        # a cache holds either k~ or w: its full size decides which, so that it cannot change midway
+        T = len(cache.j) if cache else len(j)
+        dtype = u.dtype
+        if temperature != 1: # `amplify` magnifies a small difference: half precision would lose it
             u, w, v = (x.to(at_least_float32(x)) for x in (u, w, v))
-        with torch.autocast(u.device.type, enabled=False):
+        with torch.autocast(u.device.type, enabled=False): # it would recast float32 to half
             attend = attend_split if self.path(T, u.dtype) == 'split' else attend_blocks
             y = attend(self, u, w, v, i, j, cache, temperature)
-            if temperature != 1:
-                v = cache.v[:, :, :cache.n, :v.size(-1)] if cache else v
-                mean = v.cumsum(dim=2) / torch.arange(1, v.size(2) + 1, device=v.device)[:, None]
-                mean = heads(mean[:, :, -len(i):], y.size(1), 1)
-                y = (mean + temperature * (y - mean)).to(out)
-        return y
+            if temperature == 1:
+                return y
+            if cache: # all values so far, without the columns that padded them
+                v = cache.v[:, :, :cache.n, :v.size(-1)]
+            return amplify(y, v, temperature).to(dtype)
 
     # split: q~_i . k~_j = the unscaled score
 
@@ -133,7 +136,7 @@ class Encoding(nn.Module):
         ignores). The origin is position 0, so keys may be kept. The last dimension is hs; with ALiBi hs + 1,
         in half precision hs + 4: some fused attention wants v padded to it.
         """
-        read_reach([self])
+        update_reach([self])
         reach, dtype = self.reach(q.dtype) // 2, at_least_float32(q) # half as far as from the centre
         known = t.numel() and not (t.is_meta or torch.compiler.is_compiling())
         if self.splits and reach < FAR // 2 and known and t.max() >= reach:
@@ -153,7 +156,7 @@ class Encoding(nn.Module):
     # which of the two
 
     def reach(self, dtype=torch.float32):
-        """The longest context for which q~ and k~ are finite and exact enough. `read_reach` keeps it."""
+        """The longest context for which q~ and k~ are finite and exact enough. `update_reach` keeps it."""
         return self.reaches[dtype.itemsize < 4]
 
     def path(self, T, dtype=torch.float32):
@@ -195,7 +198,9 @@ class Jordan(Encoding):
         super().__init__(config)
         self.s, self.of, self.L, self.n_head = s, of, config.block_size, config.n_head
         self.rotary, self.theta, self.grid = rotary, config.pos_theta, config.pos_grid
-        self.splits, self.relative = s in (None, 'd') or of == 'position', s in (None, 'd') or of == 'lag'
+        # q~ . k~ needs a shear that is a difference, s(i) - s(j): of positions any is, of the lag only s = d
+        self.splits = s in (None, 'd') or of == 'position'
+        self.relative = s in (None, 'd') or of == 'lag'
         self.m = order or config.pos_order
         step = 2 * self.m * self.coupled
         if self.hs % step:
@@ -204,18 +209,21 @@ class Jordan(Encoding):
                              f"a multiple of {step}, not {self.hs} (n_embd={config.n_embd}, "
                              f"n_head={config.n_head}): try n_embd={fits * config.n_head}, head size {fits}")
         self.F = self.hs // (2 * self.m)
-        # gamma = gamma0 e^a: a log-parameter moves by the same factor wherever it starts
+        # gamma0: pos_gamma0; or c/L, c from pos_c or the preset; or 1e-4
         c = c if config.pos_c is None else config.pos_c
         gamma0 = 1e-4 if c is None else c / self.L
         gamma0 = gamma0 if config.pos_gamma0 is None else config.pos_gamma0
-        self.gamma0, self.eta0, self.eta_max = gamma0 if damped else 0.0, config.pos_eta0, config.pos_eta_max
+        self.gamma0 = gamma0 if damped else 0.0
+        self.eta0, self.eta_max = config.pos_eta0, config.pos_eta_max
+        # what is learned: gamma = gamma0 e^a, so that a step is a factor; eta = eta_max tanh(b), so bounded
         # flat, (nh F): many an optimiser decays whatever has two dimensions
         n = self.n_head * self.F // self.coupled
         self.log_gamma = nn.Parameter(torch.zeros(n)) if self.gamma0 > 0 else None
         self.atanh_eta = nn.Parameter(torch.full((n,), math.atanh(self.eta0 / self.eta_max))) if s else None
+        # (T, |s(T)|) at T = L 2^k, what set_reach looks through; on the CPU even under torch.device('meta')
         lengths = sorted({max(1, int(self.L * 2.0 ** k)) for k in range(-20, 20)})
         self.lengths = [(T, abs(float(self.shear_at(torch.tensor(float(T), device='cpu'))))) for T in lengths]
-        self.hold(self.gamma0, abs(self.eta0))
+        self.set_reach(self.gamma0, abs(self.eta0))
 
     def gamma(self):
         """Damping in 1/token: (nh, F), direct_sum (nh, F/2)."""
@@ -265,15 +273,18 @@ class Jordan(Encoding):
 
     def score(self, u, w, i, j):
         d = (i[:, None] - j).to(u.dtype) # (Tq, Tk)
-        s = self.shear(i[:, None], j, u.dtype)
-        gamma, eta = (self.spread(x, u)[..., None, None] for x in (self.gamma(), self.eta()))
+        s = self.shear(i[:, None], j, u.dtype) # (Tq, Tk)
+        gamma = self.spread(self.gamma(), u)[..., None, None] # (nh, F, 1, 1)
+        eta = self.spread(self.eta(), u)[..., None, None]
         u, w = (x.unflatten(-1, (self.F, self.m, 2)) for x in (u, w))
         score = 0
         for f in range(self.F): # one block at a time, for memory
             decay = torch.exp(-gamma[:, f] * d) # (nh, Tq, Tk)
             for r in range(self.m):
-                a, b = u[:, :, :, f, :self.m - r].flatten(-2), w[:, :, :, f, r:].flatten(-2)
-                score = score + decay * (eta[:, f] * s) ** r / math.factorial(r) * (a @ b.transpose(-2, -1))
+                ua = u[:, :, :, f, :self.m - r].flatten(-2) # components a = 0 .. m-r-1 of u
+                wa = w[:, :, :, f, r:].flatten(-2)          # a + r of w
+                shear = (eta[:, f] * s) ** r / math.factorial(r)
+                score = score + decay * shear * (ua @ wa.transpose(-2, -1))
         return score
 
     def decay(self, x, gamma):
@@ -283,28 +294,33 @@ class Jordan(Encoding):
 
     def carry(self, x, p, origin, sign):
         """
-        k~_j is the decay and shear map at -j on w_j, q~_i its inverse transpose at -i on u_i. The same map on
-        both sides would give G(-i)^T G(-j), a function of i + j: the contragredient makes the score relative.
+        q~_i = e^{-gamma i} exp(eta s(i) N)^T u_i   and   k~_j = e^{gamma j} exp(-eta s(j) N) w_j
+        with i and j counted from origin. In q~ . k~ the exponents add up to i - j and s(i) - s(j).
         """
         y = x.to(at_least_float32(x))
         if self.log_gamma is not None:
             y = y * self.decay(sign * (p - origin), self.spread(self.gamma(), y))
-        if self.s: # exp(h N) y, for q~ its transpose
-            h = self.spread(self.eta(), y)[:, None] * (sign * self.shear(p, origin, y.dtype))[..., None]
-            a, x = torch.arange(self.m, device=x.device), y
-            for r in range(1, self.m): # N^r takes component a+r to a; what roll takes across has weight 0
-                weight = (h ** r / math.factorial(r))[..., None] * (a >= r if sign > 0 else a < self.m - r)
-                weight = weight.flatten(-2).repeat_interleave(2, dim=-1) # (nh, T, F, m) -> (nh, T, hs)
-                y = torch.addcmul(y, x.roll(2 * r * sign, dims=-1), weight)
+        if not self.s:
+            return y
+        s = sign * self.shear(p, origin, y.dtype)
+        h = self.spread(self.eta(), y)[:, None] * s[..., None] # (nh, T, F)
+        x, a = y, torch.arange(self.m, device=x.device)
+        for r in range(1, self.m): # h^r / r! N^r: component a gets a+r of k, by the transpose a-r of q
+            # roll takes numbers across into the next block, too: they get weight 0
+            inside = a >= r if sign > 0 else a < self.m - r
+            weight = (h ** r / math.factorial(r))[..., None] * inside # (nh, T, F, m)
+            weight = weight.flatten(-2).repeat_interleave(2, dim=-1) # (nh, T, hs), for re and im
+            y = torch.addcmul(y, x.roll(2 * r * sign, dims=-1), weight)
         return y
 
     def terms(self, u, w, i, j):
         q, k = u, w
-        if self.log_gamma is not None: # the origin lies among the queries: far keys fade to 0
-            origin, gamma = i[len(i) // 2], self.spread(self.gamma(), u)
+        if self.log_gamma is not None: # e^{-gamma d} in two factors
+            origin = i[len(i) // 2] # among the queries: far keys fade to 0, none overflow
+            gamma = self.spread(self.gamma(), u)
             q, k = q * self.decay(i - origin, gamma), k * self.decay(origin - j, gamma)
         pairs = [(q, k)]
-        if self.s:
+        if self.s: # term r of (*): q_r = eta^r / r! components 0 .. m-r-1 of q, k_r components r .. m-1 of k
             eta = self.spread(self.eta(), u)[:, None, :, None, None] # (nh, 1, F, 1, 1)
             q, k = (x.unflatten(-1, (self.F, self.m, 2)) for x in (q, k))
             for r in range(1, self.m):
@@ -312,19 +328,23 @@ class Jordan(Encoding):
                 pairs.append((q.flatten(-3), k.flatten(-3)))
         return pairs
 
-    def hold(self, gamma, eta):
-        """Set how far factors with gamma and |eta| up to these reach: L times a power of two."""
-        def longest(decay, shear):
-            reach = 0
-            for T, s in self.lengths:
-                if gamma * T > EDGE * decay or eta * s > EDGE * shear: # NaN is neither
-                    return reach
-                reach = T
-            return FAR
-        self.held = gamma, eta
-        # in half precision shears of positions, and of higher order, cancel too much
-        half = longest(*HALF) if self.s is None or self.of == 'lag' and self.m <= 2 else 0
-        self.reaches = max(1, longest(DECAY, SHEAR)), half
+    def set_reach(self, gamma, eta):
+        """reach for gamma and |eta| up to these: the last L 2^k at which neither limit is passed."""
+        self.reach_is_for = gamma, eta
+        full = self.last_length(gamma, eta, DECAY, SHEAR)
+        # in half precision shears of positions, and of higher order, cancel too much: never split
+        exact = self.s is None or (self.of == 'lag' and self.m <= 2)
+        half = self.last_length(gamma, eta, *HALF) if exact else 0
+        self.reaches = max(1, full), half # at least 1: attend_blocks steps by it
+
+    def last_length(self, gamma, eta, decay_max, shear_max):
+        last = 0
+        for T, s in self.lengths:
+            # written so that a NaN passes: the loss, not the reach, is where it should show
+            if gamma * T > EDGE * decay_max or eta * s > EDGE * shear_max:
+                return last
+            last = T
+        return FAR
 
     def extra_repr(self):
         words = f"{super().extra_repr()} = {self.F} blocks x order {self.m} x (re,im)"
@@ -348,25 +368,29 @@ class DirectSum(Jordan):
         omega = self.theta ** (-(4 if self.grid == 'full' else 2) * f / self.hs)
         return torch.cat((omega, torch.zeros_like(omega)))
 
-def read_reach(modules):
+def update_reach(modules):
     """
-    Read gamma and eta of these encodings, in one transfer, and set their reach: L times a power of two, so
-    that a compiled graph changes at most once per factor of two. GPT.forward and a bare pos.attend call it.
-    Inside a compiled graph nothing can be read: who compiles a whole model calls model.read_reach() at times.
+    Set the reach of these encodings from the largest gamma and |eta| they have now. Those live on the device:
+    one transfer for all layers. GPT.forward and a bare pos.attend call this. A compiled graph cannot: if you
+    compile the whole model, call model.update_reach() every so often. Reach moves by factors of two only, so
+    that the graph is seldom recompiled.
     """
-    flat = [x for pos in modules for x in (pos.log_gamma, pos.atanh_eta) if x is not None]
-    if torch.compiler.is_compiling() or not flat or flat[0].is_meta:
+    params = [x for pos in modules for x in (pos.log_gamma, pos.atanh_eta) if x is not None]
+    if torch.compiler.is_compiling() or not params or params[0].is_meta:
         return
     with torch.no_grad():
-        ends = iter(torch.stack(torch.stack(flat).aminmax(dim=1), dim=1).tolist())
+        lo, hi = torch.stack(params).aminmax(dim=1)
+        ends = iter(torch.stack((lo, hi), dim=1).tolist()) # (lo, hi) of each parameter, in order
     for pos in modules:
         gamma = eta = 0.0
         if pos.log_gamma is not None:
-            gamma = pos.gamma0 * math.exp(min(next(ends)[1], 700.0))
+            _, hi = next(ends)
+            gamma = pos.gamma0 * math.exp(min(hi, 700.0)) # 700: exp overflows a float at 710
         if pos.atanh_eta is not None:
-            eta = pos.eta_max * math.tanh(max(map(abs, next(ends))))
-        if (gamma, eta) != pos.held:
-            pos.hold(gamma, eta)
+            lo, hi = next(ends)
+            eta = pos.eta_max * math.tanh(max(abs(lo), abs(hi)))
+        if (gamma, eta) != pos.reach_is_for:
+            pos.set_reach(gamma, eta)
 
 # every encoding is a preset; see `Jordan` for what the words mean. A shear of your own is two lines:
 #   SHEARS['log'] = lambda x: x.sign() * torch.log1p(x.abs())
@@ -386,7 +410,14 @@ POS = {
 }
 
 # -----------------------------------------------------------------------------
-# biases, added to the score of any encoding. Contract: bias(i, j) -> (nh, Tq, Tk) for positions (Tq), (Tk)
+# biases, added to the scaled score of any encoding. One of your own is a Bias with
+#   forward(i, j) -> (nh, Tq, Tk) for positions (Tq), (Tk); finite for keys that are not seen, too: use `lags`
+# and BIASES['mine'] = Mine. Attention takes blocks then; ALiBi shows how a bias that is a product can split.
+
+def high_low(x, dtype):
+    """x rounded to dtype, and what the rounding left over."""
+    high = x.to(dtype)
+    return high, (x - high).to(dtype)
 
 def lags(i, j):
     """d, and 0 for keys that a query does not see: (Tq, Tk)."""
@@ -403,7 +434,7 @@ class Bias(nn.Module):
 class ALiBi(Bias):
     """
     -slope_h d, slope_h = 2^{-8h/n}; for n no power of two the lower power's and every second of the next.
-    Softmax ignores what is constant in a row, so slope j does, as one more coordinate. Press et al. 2022.
+    A constant of a row changes no softmax, so that slope j is enough: one more coordinate. Press et al. 2022.
     """
     splits = True
 
@@ -413,9 +444,10 @@ class ALiBi(Bias):
 
     @staticmethod
     def slopes(n):
+        def powers(n):
+            return [2 ** (-8 * h / n) for h in range(1, n + 1)]
         k = 2 ** math.floor(math.log2(n))
-        low, high = ([2 ** (-8 * h / k) for h in range(1, k + 1)] for k in (k, 2 * k))
-        return low + high[0::2][:n - k]
+        return powers(k) + powers(2 * k)[0::2][:n - k]
 
     def forward(self, i, j):
         return self.of_heads(i, j, self.n_head)
@@ -425,16 +457,17 @@ class ALiBi(Bias):
         return -slope[:, None, None] * (i[:, None] - j)
 
     def columns(self, q, k, j, origin):
-        """q and k with coordinates more: the slope of a query head times j - origin, over sqrt(hs)."""
-        dtype, size = at_least_float32(q), 16 * q.size(-1) ** 0.5 # 16: float16 ends at 65504
-        slope = [[size * s] for s in self.slopes(q.size(1))]
-        slope = torch.tensor(slope, dtype=dtype, device=j.device)[:, None] # (nh, 1, 1)
+        """One more column: sqrt(hs) slope in q~, j - origin in k~; the score divides by sqrt(hs)."""
+        dtype, size = at_least_float32(q), 16 * q.size(-1) ** 0.5 # 16 moves range from k~ to q~, for float16
+        slope = torch.tensor([size * s for s in self.slopes(q.size(1))], dtype=dtype, device=j.device)
+        slope = slope[:, None, None] # (nh, 1, 1)
         place = (j - origin).to(dtype)[..., None] / 16 # (Tk, 1)
-        if q.element_size() < 4: # half precision needs a high and a low part of both
-            (a, b), (c, d) = ((x.to(q.dtype), (x - x.to(q.dtype)).to(q.dtype)) for x in (slope, place))
+        if q.element_size() < 4: # x = high + low, both half precision: (a + b) (c + d) takes four columns
+            (a, b), (c, d) = high_low(slope, q.dtype), high_low(place, q.dtype)
             slope, place = torch.cat((a, a, b, b), dim=-1), torch.cat((c, d, c, d), dim=-1)
         q = torch.cat((q, slope.expand(*q.shape[:-1], -1)), dim=-1)
-        return q, torch.cat((k, place.expand(*k.shape[:-1], -1)), dim=-1)
+        k = torch.cat((k, place.expand(*k.shape[:-1], -1)), dim=-1)
+        return q, k
 
 class T5(Bias):
     """
@@ -487,21 +520,23 @@ class FIRE(Bias):
 BIASES = {'alibi': ALiBi, 't5': T5, 'kerple': Kerple, 'fire': FIRE}
 
 def make_pos(config):
-    """The encoding of config.pos: one of POS, of BIASES, both: 'jordan_scaled+alibi'. Else ValueError."""
+    """The encoding of config.pos: one of POS, of BIASES, or both, as in 'jordan_scaled+alibi'."""
     name, plus, bias = config.pos.partition('+')
-    if name in BIASES and not plus:
+    if name in BIASES and not plus: # a bias alone
         name, bias = 'nope', name
-    if name not in POS or (plus or bias) and bias not in BIASES or plus and name == 'learned':
+    known = name in POS and (bias in BIASES or not plus)
+    if not known or (plus and name == 'learned'): # a bias cannot undo wpe
         names = [*POS, *BIASES, *(f'{n}+{b}' for n in POS for b in BIASES if n != 'learned')]
-        near = difflib.get_close_matches(config.pos, names, n=1)
-        near = [n for n in POS if name and n.startswith(config.pos)] or near
+        near = [n for n in POS if name and n.startswith(config.pos)]
+        near = near or difflib.get_close_matches(config.pos, names, n=1)
         hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ''
         raise ValueError(f"pos={config.pos!r} is no encoding{hint}: one of {', '.join((*POS, *BIASES))}, "
                          f"or X+bias for any X but learned and a bias of {', '.join(BIASES)}")
     pos = POS[name](config)
     if bias:
         pos.bias = BIASES[bias](config)
-        pos.splits, pos.relative = pos.splits and pos.bias.splits, pos.relative and pos.bias.relative
+        pos.splits = pos.splits and pos.bias.splits
+        pos.relative = pos.relative and pos.bias.relative
     return pos
 
 # -----------------------------------------------------------------------------
@@ -509,55 +544,72 @@ def make_pos(config):
 
 def attend_split(pos, u, w, v, i, j, cache=None, temperature=1):
     """q~ . k~ through torch's fused attention: memory linear in T. Right as far as `reach`."""
-    span = cache.j if cache else j
-    q, k = pos.factors(u, w, i, j, origin=span[len(span) // 2]) # the centre keeps exponents small
-    if q.size(-1) > v.size(-1): # v of another width would leave the flash path
+    positions = cache.j if cache else j # with a cache all that it has room for, so that the origin stays
+    q, k = pos.factors(u, w, i, j, origin=positions[len(positions) // 2]) # the centre halves the exponents
+    if q.size(-1) > v.size(-1): # ALiBi's columns: v of another width than q would leave the flash path
         v = pad(v, (0, q.size(-1) - v.size(-1)))
     if cache:
         k, v, j = cache.append(k, v) # k~, not w: earlier keys need no work again
-    k, v, scale = heads(k, q.size(1), 1), heads(v, q.size(1), 1), pos.hs ** -0.5 / temperature
-    if len(i) == len(j):
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    else: # is_causal aligns top-left: a block of queries brings its own mask; one query sees every key
-        mask = i[:, None] >= j if len(i) > 1 else None
-        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    k, v = heads(k, q.size(1), 1), heads(v, q.size(1), 1)
+    mask = None # one query, the newest, sees every key
+    if 1 < len(i) < len(j): # is_causal would align the first query with the first key, not last with last
+        mask = i[:, None] >= j
+    y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=len(i) == len(j),
+                                     scale=pos.hs ** -0.5 / temperature)
     return y[..., :pos.hs]
 
 def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
-    """(*) for a block of queries at a time, each against the keys up to its end. Memory block x T."""
+    """
+    (*) for a block of queries at a time, each against the keys up to its end. Memory block x T in inference;
+    in training autograd keeps the softmax of every block: about nh T^2 / 2 numbers a sequence, and s once.
+    """
     if cache:
         w, v, j = cache.append(w, v)
-    (B, n, Tq, _), Tk, dtype = u.shape, w.size(2), at_least_float32(u)
-    u, w = u.to(dtype) * (pos.hs ** -0.5 / temperature), heads(w.to(dtype), n, 1)
-    v = heads(v, n, 1).flatten(0, 1) # heads beside the batch
-    block, rows = 128, max(B, 1) # queries and sequences at a time
-    if u.device.type == 'cpu' and not torch.compiler.is_compiling(): # scores of 4 to 8 MB stay in the cache
-        block = min(block, max(16, 2**20 // (n * Tk)))
-        rows = max(1, 2**21 // (n * block * Tk))
-    y, tile = [], pos.reach(dtype) # a tile of queries shares an origin, and the work on the keys
-    for start in reversed(range(0, Tq, tile)): # the largest first: what it frees has room for the others
+    (B, nh, Tq, _), Tk, dtype = u.shape, w.size(2), at_least_float32(u)
+    u = u.to(dtype) * (pos.hs ** -0.5 / temperature)
+    w, v = heads(w.to(dtype), nh, 1), heads(v, nh, 1).flatten(0, 1) # v (B nh, Tk, hs)
+    block, rows = 128, max(B, 1) # so many queries of so many sequences at a time
+    if u.device.type == 'cpu' and not torch.compiler.is_compiling(): # scores of 4 to 8 MB stay in its cache
+        block = min(block, max(16, 2**20 // (nh * Tk)))
+        rows = max(1, 2**21 // (nh * block * Tk))
+    # pos.terms damps q and k from an origin, right as far as `reach`: a tile of queries shares one. Tiles and
+    # blocks go from the last, the largest, to the first: what it frees has room for the others
+    tile, y = pos.reach(dtype), []
+    for start in reversed(range(0, Tq, tile)):
         end = min(start + tile, Tq)
         seen = Tk - Tq + end # keys up to the end of the tile
         pairs = pos.terms(u[:, :, start:end], w[:, :, :seen], i[start:end], j[:seen])
-        pairs = [(q.flatten(0, 1), k.flatten(0, 1).transpose(-2, -1)) for q, k in pairs]
+        pairs = [(q.flatten(0, 1), k.flatten(0, 1).transpose(-2, -1)) for q, k in pairs] # (B nh, ...)
         for a in reversed(range(start, end, block)):
             b = min(a + block, end)
-            seen, part = Tk - Tq + b, slice(a - start, b - start)
-            i_, j_, out = i[a:b], j[:seen], []
-            base = torch.zeros(1, dtype=dtype, device=u.device).masked_fill(i_[:, None] < j_, -math.inf)[None]
+            seen = Tk - Tq + b # keys up to the end of the block
+            iq, jk = i[a:b], j[:seen]
+            base = torch.zeros(1, len(iq), seen, dtype=dtype, device=u.device)
+            base = base.masked_fill(iq[:, None] < jk, -math.inf) # mask and bias: the same for every sequence
             if pos.bias is not None:
-                base = base + pos.bias.of_heads(i_, j_, n).to(dtype) / temperature # (nh, b-a, seen)
-            s = pos.shear(i_[:, None], j_, dtype) if len(pairs) > 1 else None
+                base = base + pos.bias.of_heads(iq, jk, nh).to(dtype) / temperature # (nh, b-a, seen)
+            s = pos.shear(iq[:, None], jk, dtype) if len(pairs) > 1 else None # (b-a, seen)
+            out = []
             for c in range(0, max(B, 1), rows):
-                row = slice(c * n, min(c + rows, B) * n)
-                (q, k), *rest = [(q[row, part], k[row, :, :seen]) for q, k in pairs]
-                score = torch.baddbmm(base if len(base) == 1 else base.repeat(len(q) // n, 1, 1), q, k)
+                seqs = slice(c * nh, min(c + rows, B) * nh)
+                (q, k), *rest = [(q[seqs, a - start:b - start], k[seqs, :, :seen]) for q, k in pairs]
+                shared = base if len(base) == 1 else base.repeat(len(q) // nh, 1, 1)
+                score = torch.baddbmm(shared, q, k) # shared + q_0 . k_0
                 sr = s
-                for q, k in rest:
+                for q, k in rest: # + s^r q_r . k_r
                     score, sr = torch.addcmul(score, sr, q @ k), sr * s
-                out.append(score.softmax(dim=-1).to(v.dtype) @ v[row, :seen])
+                out.append(score.softmax(dim=-1).to(v.dtype) @ v[seqs, :seen])
             y.append(torch.cat(out) if len(out) > 1 else out[0])
-    return torch.cat(y[::-1], dim=1).unflatten(0, (B, n))
+    return torch.cat(y[::-1], dim=1).unflatten(0, (B, nh)) # first block first again
+
+def amplify(y, v, temperature):
+    """
+    mean + t (y - mean), where y is attention at score / t and mean that of v over the keys in sight: the
+    softmax is flat but for a part of order 1/t, linear in the scores. Times t, that part is what remains.
+    """
+    mean = v.cumsum(dim=2) / torch.arange(1, v.size(2) + 1, device=v.device)[:, None]
+    mean = heads(mean[:, :, -y.size(2):], y.size(1), 1)
+    return mean + temperature * (y - mean)
 
 def reference_attention(pos, q, k, v, i, j, temperature=1):
     """Attention by its definition, T x T scores and all: what `attend` of rotated q and k must equal."""
@@ -585,7 +637,7 @@ class KVCache:
         return self.k[:, :, :self.n], self.v[:, :, :self.n], self.j[:self.n]
 
 # -----------------------------------------------------------------------------
-# the GPT: pre-norm blocks, GELU MLP, tied embedding. Below no encoding is named, but for wpe of `learned`
+# the GPT: pre-norm blocks, GELU MLP, tied embedding. From here on only `learned` is named, for its wpe
 
 @dataclass
 class GPTConfig:
@@ -598,7 +650,7 @@ class GPTConfig:
     dropout: float = 0.0 # after the embedding, attention and MLP; none on attention weights
     bias: bool = False # in Linears and LayerNorms
     attn_temperature: float = 1.0 # 1: softmax; the larger, the more linear is attention in its scores
-    # one of POS, of BIASES, or X+bias. Who types nothing meets this repo's subject, in its damped form.
+    # one of POS, of BIASES, or X+bias. The default is what this repo is about, in its damped form.
     # On text a bias helps: config/text.py takes jordan_scaled+alibi, .04 bits per byte below rope+alibi
     pos: str = 'jordan_scaled'
     pos_theta: float = 10000.0 # base of the frequency grid
@@ -720,13 +772,13 @@ class GPT(nn.Module):
         """How many parameters are positional: gamma, eta, those of biases, wpe."""
         return sum(p.numel() for name, p in self.named_parameters() if '.pos.' in name or '.wpe.' in name)
 
-    def read_reach(self):
-        """For who compiles the whole model: call it when gamma and eta have moved. Nobody else need."""
-        read_reach(self.pos_modules())
+    def update_reach(self):
+        """Only if you compile the whole model: call it now and then, since forward cannot."""
+        update_reach(self.pos_modules())
 
     def describe(self, dtype=torch.float32):
         """One line: the encoding that runs, its parameters and its path at length L in this dtype."""
-        self.read_reach()
+        self.update_reach()
         pos, t = self.pos_modules()[0], self.config.attn_temperature
         n = self.positional_parameters()
         dtype = dtype if t == 1 else torch.promote_types(dtype, torch.float32)
@@ -741,7 +793,7 @@ class GPT(nn.Module):
         """
         T, start = idx.size(1), cache[0].n if cache else 0
         if start == 0: # a cache goes on as it began
-            self.read_reach()
+            self.update_reach()
         n = 1 if targets is None else targets.size(1)
         p = torch.arange(start, start + T, device=idx.device)
         x = self.transformer.wte(idx) # (B, T, C)
@@ -805,9 +857,9 @@ class GPT(nn.Module):
         room = config.block_size if config.pos == 'learned' else T + n
         cache = [KVCache(room, idx.device) for _ in self.transformer.h]
         for t in range(T, T + n):
-            if t > room:
+            if t > room: # `learned` past its end: a full forward of the last block_size tokens
                 logits, _ = self(out[:, t - room:t])
-            else:
+            else: # the whole prompt at first, then the newest token
                 logits, _ = self(out[:, cache[0].n:t], cache=cache)
             out[:, t] = draw(logits[:, -1].float(), temperature, top_k)
             if until is not None and until(out[:, :t + 1]):

@@ -68,9 +68,9 @@ class NoTable(nn.Module):
     def forward(self, p):
         return 0
 
-def read_reach(model, _=None):
+def update_reach(model, _=None):
     """A compiled graph cannot read how far gamma and eta let q~, k~ reach: read it when they have moved."""
-    jordan.read_reach([block.attn.pos for block in model.transformer.h])
+    jordan.update_reach([block.attn.pos for block in model.transformer.h])
 
 def regroup(model, optimizer, lr_mult):
     """Nothing positional is decayed, whatever its dimensions; gamma and eta learn lr_mult times as fast."""
@@ -88,7 +88,7 @@ def regroup(model, optimizer, lr_mult):
         if params:
             optimizer.param_groups[-1]['lr'] = lr_mult * optimizer.param_groups[0]['lr']
     optimizer.register_step_pre_hook(set_lr)
-    optimizer.register_step_post_hook(lambda *_: read_reach(model))
+    optimizer.register_step_post_hook(lambda *_: update_reach(model))
     return optimizer
 
 def patch(theirs, pos_lr_mult=20.0, **settings):
@@ -98,7 +98,7 @@ def patch(theirs, pos_lr_mult=20.0, **settings):
 
     def with_encoding(self, config):
         init(self, config)
-        self.register_load_state_dict_post_hook(read_reach)
+        self.register_load_state_dict_post_hook(update_reach)
         pos = self.transformer.h[0].attn.pos
         if pos.name != 'learned':
             self.transformer.wpe = NoTable()

@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model import (BIASES, GPT, POS, SHEARS, Bias, GPTConfig, Jordan, KVCache, lags, make_pos, read_reach,
+from model import (BIASES, GPT, POS, SHEARS, Bias, GPTConfig, Jordan, KVCache, lags, make_pos, update_reach,
                    reference_attention)
 from test_pos import (ALL, DAMPED, F64, JORDAN, KINDS, SHEAR, SOME, SPLIT, attend, base, bias_of, build,
                       by_definition, make, operator, orders, positions, qkv, randomise, span, worst)
@@ -379,7 +379,7 @@ def test_reach_is_a_power_of_two_times_L_up_to_gamma_T_80_and_eta_s_64():
     for gamma, eta, want, half in ((1 / 64, 1.0, 64, 8), (1 / 64, 4.0, 16, 2), (2.0, 0.1, 0.5, 0.125),
                                    (10.0, 0.1, 0.125, 1 / 64), (81.0, 0.1, 1 / 64, 0)):
         pos = make('jordan_exact', pos_gamma0=gamma, pos_eta0=eta)
-        read_reach([pos])
+        update_reach([pos])
         assert (pos.reach(), pos.reach(torch.bfloat16)) == (want * 64, half * 64), gamma
         assert pos.path(int(want * 64)) == 'split' and pos.path(int(want * 64) + 1) == 'blocks'
 
@@ -427,7 +427,7 @@ def test_models_are_built_on_the_meta_device_and_loaded_by_assignment(name):
         assert all(p.is_meta for p in make_pos(model.config).parameters())
         empty = GPT(model.config)
     assert all(p.is_meta for p in empty.parameters())
-    read_reach(empty.pos_modules())
+    update_reach(empty.pos_modules())
     empty.load_state_dict(model.state_dict(), assign=True)
     assert torch.equal(whole_logits(empty.eval(), tokens(2, 40)), whole_logits(model, tokens(2, 40)))
     assert empty.lm_head.weight is empty.transformer.wte.weight
@@ -481,7 +481,7 @@ def graphs_of(f, run):
 def test_split_attention_does_not_recompile_per_length(name):
     """At several lengths from T = L to 8 L: one graph for the first, one for all others."""
     pos = build(name, T=256, L=32, dtype=FLOAT)
-    read_reach([pos])
+    update_reach([pos])
     def f(q, k, v):
         j = torch.arange(q.size(2))
         return pos.attend(pos.rotate(q, j), pos.rotate(k, j), v, j, j)
@@ -496,7 +496,7 @@ def test_split_attention_does_not_recompile_per_length(name):
 def test_a_split_model_does_not_recompile_per_length():
     """The whole model, evaluated on the last position and on the last 20 targets: two graphs for each."""
     model = tiny('jordan_scaled+alibi', L=32, T=256, n_layer=1)
-    model.read_reach()
+    model.update_reach()
     def run(compiled):
         for T in (32, 64, 256, 33, 100):
             x, y = tokens(2, T), tokens(2, T, seed=1)[:, -20:]
