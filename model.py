@@ -17,8 +17,8 @@ and an attention score is q_i^T G(i-j) k_j / sqrt(hs), or, written out on rotate
 
     score = sum_f e^{-gamma_f d} sum_r (eta_f s(d))^r / r!  sum_a  u_a . w_{a+r}  / sqrt(hs)        (*)
 
-r and a count the m components of block f; every head has a gamma_f and eta_f of its own. `Jordan.score` is (*)
-in its plainest form, without 1/sqrt(hs); `logits` adds that and the bias; all that is fast is tested against it.
+r and a count the m components of block f; each head has a gamma_f and eta_f of its own. `Jordan.score` is (*)
+in its plainest form, without 1/sqrt(hs); `logits` adds that and the bias; what is fast is tested against it.
 """
 
 import math
