@@ -230,10 +230,9 @@ class Jordan(Encoding):
         return self.eta_max * self.atanh_eta.to(at_least_float32(self.atanh_eta)).tanh().view(self.n_head, -1)
 
     def spread(self, x, like):
-        """gamma or eta for all blocks and heads of `like`: (nh, F/coupled) -> (nh, F)."""
-        if self.coupled > 1:
-            x = pad(x, (self.F - x.size(1), 0))
-        return heads(x.to(like), like.size(1))
+        """gamma or eta for all blocks and heads of `like`, or 0 there: (nh, F/coupled) -> (nh, F)."""
+        rest = like.size(-1) // (2 * self.m) - x.size(1)
+        return heads((pad(x, (rest, 0)) if rest else x).to(like), like.size(1))
 
     def omega(self, dtype, device):
         """Angle per token of each of the hs/2 (re, im) pairs: the m pairs of a block share one."""
@@ -286,17 +285,18 @@ class Jordan(Encoding):
         k~_j is the decay and shear map at -j on w_j, q~_i its inverse transpose at -i on u_i. The same map on
         both sides would give G(-i)^T G(-j), a function of i + j: the contragredient makes the score relative.
         """
-        y = x.to(at_least_float32(x))
+        x = x.to(at_least_float32(x))
+        first, y = (None, x) if self.coupled == 1 else x.chunk(2, dim=-1)
         if self.log_gamma is not None:
             y = y * self.decay(sign * (p - origin), self.spread(self.gamma(), y))
         if self.s: # exp(h N) y, for q~ its transpose
             h = self.spread(self.eta(), y)[:, None] * (sign * self.shear(p, origin, y.dtype))[..., None]
-            a, x = torch.arange(self.m, device=x.device), y
+            a, z = torch.arange(self.m, device=x.device), y
             for r in range(1, self.m): # N^r takes component a+r to a; what roll takes across has weight 0
                 weight = (h ** r / math.factorial(r))[..., None] * (a >= r if sign > 0 else a < self.m - r)
                 weight = weight.flatten(-2).repeat_interleave(2, dim=-1) # (nh, T, F, m) -> (nh, T, hs)
-                y = torch.addcmul(y, x.roll(2 * r * sign, dims=-1), weight)
-        return y
+                y = torch.addcmul(y, z.roll(2 * r * sign, dims=-1), weight)
+        return y if first is None else torch.cat((first, y), dim=-1)
 
     def terms(self, u, w, i, j):
         q, k = u, w
