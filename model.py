@@ -238,10 +238,9 @@ class Jordan(Encoding):
         return self.eta_max * self.atanh_eta.to(at_least_float32(self.atanh_eta)).tanh().view(self.n_head, -1)
 
     def spread(self, x, like):
-        """gamma or eta for all blocks and heads of `like`: (nh, F/coupled) -> (nh, F)."""
-        if self.coupled > 1:
-            x = pad(x, (self.F - x.size(1), 0))
-        return heads(x.to(like), like.size(1))
+        """gamma or eta for all blocks and heads of `like`, or 0 there: (nh, F/coupled) -> (nh, F)."""
+        rest = like.size(-1) // (2 * self.m) - x.size(1)
+        return heads((pad(x, (rest, 0)) if rest else x).to(like), like.size(1))
 
     def omega(self, dtype, device):
         """Angle per token of each of the hs/2 (re, im) pairs: the m pairs of a block share one."""
@@ -297,21 +296,21 @@ class Jordan(Encoding):
         q~_i = e^{-gamma i} exp(eta s(i) N)^T u_i   and   k~_j = e^{gamma j} exp(-eta s(j) N) w_j
         with i and j counted from origin. In q~ . k~ the exponents add up to i - j and s(i) - s(j).
         """
-        y = x.to(at_least_float32(x))
+        x = x.to(at_least_float32(x))
+        plain, y = (None, x) if self.coupled == 1 else x.chunk(2, dim=-1) # direct_sum: one half is RoPE's
         if self.log_gamma is not None:
             y = y * self.decay(sign * (p - origin), self.spread(self.gamma(), y))
-        if not self.s:
-            return y
-        s = sign * self.shear(p, origin, y.dtype)
-        h = self.spread(self.eta(), y)[:, None] * s[..., None] # (nh, T, F)
-        x, a = y, torch.arange(self.m, device=x.device)
-        for r in range(1, self.m): # h^r / r! N^r: component a gets a+r of k, by the transpose a-r of q
-            # roll takes numbers across into the next block, too: they get weight 0
-            inside = a >= r if sign > 0 else a < self.m - r
-            weight = (h ** r / math.factorial(r))[..., None] * inside # (nh, T, F, m)
-            weight = weight.flatten(-2).repeat_interleave(2, dim=-1) # (nh, T, hs), for re and im
-            y = torch.addcmul(y, x.roll(2 * r * sign, dims=-1), weight)
-        return y
+        if self.s:
+            s = sign * self.shear(p, origin, y.dtype)
+            h = self.spread(self.eta(), y)[:, None] * s[..., None] # (nh, T, F)
+            x, a = y, torch.arange(self.m, device=x.device)
+            for r in range(1, self.m): # h^r / r! N^r: component a gets a+r of k, by the transpose a-r of q
+                # roll takes numbers across into the next block, too: they get weight 0
+                inside = a >= r if sign > 0 else a < self.m - r
+                weight = (h ** r / math.factorial(r))[..., None] * inside # (nh, T, F, m)
+                weight = weight.flatten(-2).repeat_interleave(2, dim=-1) # (nh, T, hs), for re and im
+                y = torch.addcmul(y, x.roll(2 * r * sign, dims=-1), weight)
+        return y if plain is None else torch.cat((plain, y), dim=-1)
 
     def terms(self, u, w, i, j):
         q, k = u, w
