@@ -22,6 +22,8 @@ import hashlib
 import datetime
 import subprocess
 from dataclasses import fields
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import torch
 
@@ -75,6 +77,40 @@ def identity(config, task, extended=()):
     return dict(config_hash=digest(settings | extra), run_hash=digest(unseen | extra),
                 data_checksum=task.checksum, seed=config['seed'])
 
+def check_settings(config):
+    """What settings alone can be refused for; returns those of the model."""
+    c = SimpleNamespace(**config)
+    end = min(c.max_iters, c.lr_decay_iters) if c.decay_lr else c.max_iters
+    if c.max_iters > 0 and c.warmup_iters > end:
+        usage(f"warmup_iters={c.warmup_iters}: the warm-up would end after the run or its decay "
+              f"(max_iters={c.max_iters}, lr_decay_iters={c.lr_decay_iters})")
+    if c.decay_lr and c.min_lr > c.learning_rate:
+        usage(f"min_lr={c.min_lr:g}: expected min_lr <= learning_rate={c.learning_rate:g}")
+    if c.extend and c.init_from != 'resume':
+        usage("extend=True gives more iterations to a run that is taken up again: add --init_from=resume")
+    if c.wandb_log and not find_spec('wandb'):
+        usage("wandb_log=True needs wandb: pip install wandb, or leave it out")
+    model_args = {f.name: config[f.name] for f in fields(GPTConfig) if f.name != 'vocab_size'}
+    try:
+        GPTConfig(**model_args)
+    except ValueError as e:
+        usage(e)
+    return model_args
+
+def lengths_to_measure(config, task, say):
+    """Those of eval_lens that task and model have, and the longest for which targets are chosen."""
+    asked, L = config['eval_lens'], config['block_size']
+    measured, why = task.available(asked)
+    longest = max(measured, default=0) # of the task: the same targets are scored for every encoding
+    if config['pos'] == 'learned':
+        measured = tuple(T for T in measured if T <= L)
+        why = f'pos=learned has no positions beyond block_size={L}'
+    if not measured:
+        fail(f"nothing can be measured at {', '.join(map(str, asked))}: {why}")
+    if len(measured) < len(asked):
+        say(f"note: not measured at {', '.join(str(T) for T in asked if T not in measured)}: {why}")
+    return measured, longest
+
 # -----------------------------------------------------------------------------
 # out_dir: one run at a time, its log
 
@@ -106,10 +142,14 @@ def open_out_dir(out_dir):
 class Log:
     """log.jsonl, and wandb's copy. A resumed run drops what the file holds beyond its checkpoint."""
 
-    def __init__(self, out_dir, iter_num, wandb, silent):
-        self.path, self.wandb, self.silent = os.path.join(out_dir, 'log.jsonl'), wandb, silent
+    def __init__(self, out_dir, iter_num, config, silent):
+        self.path, self.wandb, self.silent = os.path.join(out_dir, 'log.jsonl'), None, silent
         if silent:
             return
+        if config['wandb_log']:
+            import wandb
+            wandb.init(project=config['wandb_project'], name=config['wandb_run_name'] or None, config=config)
+            self.wandb = wandb
         kept = ''
         try:
             if iter_num and os.path.exists(self.path):
@@ -289,12 +329,13 @@ def describe_run(config, run_id, task, model, iters, seconds, device_name, val_l
     row |= {k: config[k] for k in ('pos_lr_mult', 'max_iters', 'learning_rate', 'weight_decay', 'dtype')}
     rows_per_iter = config['batch_size'] * config['gradient_accumulation_steps']
     trained, whole = seconds
+    tokens = iters * rows_per_iter * sum(task.lengths) / len(task.lengths)
     row |= dict(
         batch_size=rows_per_iter,
         params=sum(p.numel() for p in model.parameters()),
         pos_params=model.positional_parameters(),
         iters=iters,
-        tokens_per_s=round(iters * rows_per_iter * c.block_size / trained) if trained > 0 else 0,
+        tokens_per_s=round(tokens / trained) if trained > 0 else 0,
         device=device_name,
         torch=torch.__version__,
         train_seconds=round(trained, 1),

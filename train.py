@@ -5,8 +5,7 @@ Train a GPT with any positional encoding, then measure it at 1x to 8x its traini
     python train.py config/synth_jordan.py --pos=rope --seed=2   # any setting below, as a flag
     torchrun --nproc_per_node=4 train.py config/synth_paper.py --gradient_accumulation_steps=4 --batch_size=6
 
-What is trained on lives in tasks.py, what a run leaves behind in runs.py: checkpoints and a log in
-out_dir, and a row of results.csv. The last lines are the table of the measurement and what to type next.
+What is trained on lives in tasks.py, what a run leaves behind in runs.py.
 """
 
 import os
@@ -15,7 +14,7 @@ import math
 import time
 import datetime
 import contextlib
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from configurator import configure, typed, usage # before torch: it makes Ctrl-C one line
 
@@ -125,23 +124,7 @@ config |= dict(lr_decay_iters=lr_decay_iters, warmup_iters=warmup_iters, min_lr=
 config |= dict(eval_lens=eval_lens, dtype=dtype)
 
 # a schedule that is none, and a model that cannot be, are said before data or device are touched
-if max_iters > 0 and warmup_iters > min(max_iters, lr_decay_iters if decay_lr else max_iters):
-    usage(f"warmup_iters={warmup_iters}: the warm-up would end after the run or its decay "
-          f"(max_iters={max_iters}, lr_decay_iters={lr_decay_iters})")
-if decay_lr and min_lr > learning_rate:
-    usage(f"min_lr={min_lr:g}: expected min_lr <= learning_rate={learning_rate:g}")
-try:
-    model_args = {f.name: config[f.name] for f in fields(GPTConfig) if f.name != 'vocab_size'}
-    GPTConfig(**model_args)
-except ValueError as e:
-    usage(e)
-if extend and init_from != 'resume':
-    usage("extend=True gives more iterations to a run that is taken up again: add --init_from=resume")
-if wandb_log:
-    try:
-        import wandb
-    except ImportError:
-        usage("wandb_log=True needs wandb: pip install wandb, or leave it out")
+model_args = runs.check_settings(config)
 
 # processes: torchrun starts several, each with its share of the micro-batches
 rank, world, device = join_processes(device, backend)
@@ -161,15 +144,7 @@ runs.check_results(results)
 label = label or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
-measured, why = task.available(eval_lens)
-longest = max(measured, default=0) # the same targets are scored for every encoding
-if pos == 'learned':
-    measured = tuple(T for T in measured if T <= block_size)
-    why = f'pos=learned has no positions beyond block_size={block_size}'
-if not measured:
-    fail(f"nothing can be measured at {', '.join(map(str, eval_lens))}: {why}")
-if len(measured) < len(eval_lens):
-    say(f"note: not measured at {', '.join(str(T) for T in eval_lens if T not in measured)}: {why}")
+measured, longest = runs.lengths_to_measure(config, task, say)
 if skip_done and (done := runs.find(results, **run_id)):
     say('this run is in the results already')
     if json:
@@ -219,9 +194,7 @@ say(f"{dataset}: {task.note}; {tokens_per_iter:,} tokens per iteration")
 if dry_run:
     sys.exit()
 lock = runs.open_out_dir(out_dir) if master and not eval_only else None
-if wandb_log and master:
-    wandb.init(project=wandb_project, name=wandb_run_name or None, config=config)
-log = runs.Log(out_dir, iter_num, wandb if wandb_log else None, silent=eval_only or not master)
+log = runs.Log(out_dir, iter_num, config, silent=eval_only or not master)
 
 def get_lr(it):
     """Learning rate of iteration it: linear warm-up, then cosine to min_lr at lr_decay_iters, then min_lr."""
@@ -275,8 +248,7 @@ while not eval_only:
     for group in optimizer.param_groups:
         group['lr'] = lr * group['lr_mult']
 
-    # every now and then, and at the end, measure the validation loss and save; an untrained model
-    # is nothing to keep
+    # every now and then, and at the end, measure the validation loss and save
     if iter_num % eval_interval == 0 or iter_num >= max_iters:
         val_loss = evaluate()
         stop_if_not_finite('validation loss', val_loss)
@@ -326,7 +298,7 @@ while not eval_only:
             stop_if_not_finite('gradient norm', norm.item())
         now = time.perf_counter()
         seconds = max((now - last_log) / iters_since_log, 1e-9)
-        tokens_per_s = rows_per_iter * block_size / seconds
+        tokens_per_s = tokens_per_iter / seconds
         eta = datetime.timedelta(seconds=round(seconds * (max_iters - iter_num - 1)))
         mfu = raw_model.estimate_mfu(tokens_per_s / world, device_name, dtype)
         say(f"iter {iter_num}: loss {loss_now * task.per_nat:.4f} {task.unit}, {seconds * 1e3:.0f} ms, "
