@@ -125,7 +125,7 @@ def hold(f, wait=True):
         pass
     return True
 
-def open_out_dir(out_dir):
+def open_out_dir(out_dir, resumed, say):
     """Make out_dir, see that no other run is in it, clear what a killed one was writing. Returns its lock."""
     try:
         os.makedirs(out_dir, exist_ok=True)
@@ -135,6 +135,8 @@ def open_out_dir(out_dir):
         for file in os.listdir(out_dir):
             if re.fullmatch(r'(ckpt\.pt|best\.pt|log\.jsonl)\.\d+\.tmp', file):
                 os.remove(os.path.join(out_dir, file))
+        if not resumed and os.path.exists(os.path.join(out_dir, 'ckpt.pt')):
+            say(f"note: the checkpoints of an earlier run in {out_dir} are written over")
     except OSError as e:
         fail(f"out_dir={out_dir!r} cannot be written ({e.strerror}): give another --out_dir")
     return lock

@@ -193,7 +193,8 @@ for group in optimizer.param_groups:
 say(f"{dataset}: {task.note}; {tokens_per_iter:,} tokens per iteration")
 if dry_run:
     sys.exit()
-lock = runs.open_out_dir(out_dir) if master and not eval_only else None
+if master and not eval_only:
+    lock = runs.open_out_dir(out_dir, init_from == 'resume', say)
 log = runs.Log(out_dir, iter_num, config, silent=eval_only or not master)
 
 def get_lr(it):

@@ -45,8 +45,8 @@ def here(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sys, 'excepthook', sys.excepthook)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     locks, open_out_dir = [], runs.open_out_dir
-    def remember(out_dir):
-        locks.append(open_out_dir(out_dir))
+    def remember(*args):
+        locks.append(open_out_dir(*args))
         return locks[-1]
     monkeypatch.setattr(runs, 'open_out_dir', remember)
     def run(script, *flags):
