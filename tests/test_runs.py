@@ -139,7 +139,7 @@ def test_fewer_iterations_than_the_checkpoint_has_are_refused(here):
 # 3 two at once
 
 def test_a_second_run_in_one_out_dir_is_refused(here, tmp_path):
-    lock = runs.open_out_dir(str(tmp_path / 'o'))
+    lock = runs.open_out_dir(str(tmp_path / 'o'), False, print)
     run = here('train.py', *TINY, '--out_dir=o')
     assert_refused(run.status, run.err, 'o', 'another run', '--out_dir', code=1)
     lock.close()
@@ -156,7 +156,7 @@ def test_where_there_are_no_locks_it_goes_on_without(here, monkeypatch, number):
 def test_what_a_killed_run_was_writing_is_cleared_and_nothing_else(tmp_path):
     for name in ('ckpt.pt.12.tmp', 'log.jsonl.3.tmp', 'mine.tmp', 'ckpt.pt.bak'):
         (tmp_path / name).write_text('')
-    runs.open_out_dir(str(tmp_path)).close()
+    runs.open_out_dir(str(tmp_path), False, print).close()
     assert sorted(os.listdir(tmp_path)) == ['.lock', 'ckpt.pt.bak', 'mine.tmp']
 
 @pytest.mark.slow
