@@ -56,6 +56,10 @@ def join_processes(device, backend):
     if lacking or 'MASTER_ADDR' not in os.environ:
         usage(f"RANK is set, {', '.join(lacking) or 'MASTER_ADDR'} not or to no number: start with torchrun, "
               "or unset RANK for one process")
+    rank, world, port = (int(os.environ[k]) for k in ('RANK', 'WORLD_SIZE', 'MASTER_PORT'))
+    if rank >= world or port > 65535:
+        usage(f"RANK={rank} of WORLD_SIZE={world} at MASTER_PORT={port}: expected a rank below the number of "
+              "processes and a port below 65536; torchrun sets them")
     if backend == 'nccl' and 'cuda' not in device:
         usage(f"backend='nccl' needs CUDA, and this is device={device}: use gloo")
     if device == 'cuda':
@@ -64,8 +68,12 @@ def join_processes(device, backend):
             usage(f"a process for {device}, but this machine has {torch.cuda.device_count()} of them: "
                   "start fewer with --nproc_per_node")
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group(backend or ('nccl' if 'cuda' in device else 'gloo'))
-    return torch.distributed.get_rank(), torch.distributed.get_world_size(), device
+    try:
+        torch.distributed.init_process_group(backend or ('nccl' if 'cuda' in device else 'gloo'))
+    except torch.distributed.DistError as e: # a port that is taken, a host that does not answer
+        usage(f"the processes cannot meet at {os.environ['MASTER_ADDR']}:{port} "
+              f"({str(e).splitlines()[0][:120]}): try another --master_port")
+    return rank, world, device
 
 def same_everywhere(what, value, world):
     """All processes must have this value, or their machines would train on different things."""

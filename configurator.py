@@ -93,7 +93,9 @@ def configure(g, rules={}, argv=None):
         for name in names.split():
             if g[name] is not None and not eval(rule, {'x': g[name]}):
                 condition = re.sub(r'\bx\b', name, rule)
-                usage(f"{name}={g[name]!r}: expected {condition}")
+                huge = type(g[name]) is int and abs(g[name]) >= 10**30 # Python may refuse to print it
+                shown = 'a number of over 30 digits' if huge else repr(g[name])
+                usage(f"{name}={shown}: expected {condition}")
     return {k: g[k] for k in kinds}
 
 def typed():

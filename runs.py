@@ -276,6 +276,8 @@ def resume(path, config, task, extend):
     if config['max_iters'] < checkpoint['iter_num']:
         usage(f"--init_from=resume: {path} has {checkpoint['iter_num']} iterations already, more than "
               f"max_iters={config['max_iters']}")
+    if set(changed) == {'extend'}:
+        usage(f"extend=True: max_iters={config['max_iters']} is what {path} was started with; give more")
     if changed:
         checkpoint['extended'] = [*checkpoint['extended'], [checkpoint['iter_num'], changed]]
     return checkpoint
@@ -348,8 +350,14 @@ def describe_run(config, run_id, task, model, iters, seconds, device_name, val_l
 
 def check_results(path):
     """Before anything is trained: the csv can be appended to, and its columns are ours."""
-    if os.path.exists(path) and not os.path.isfile(path):
+    if path.endswith(('/', os.sep)) or os.path.exists(path) and not os.path.isfile(path):
         usage(f"results={path!r} is no file: name a csv file")
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass # it will be made, or said below
+    except OSError as e: # a name that is too long
+        usage(f"results={path[:60]!r}: {e.strerror}; give another --results")
     read_rows(path)
     there = os.path.abspath(path)
     while not os.path.exists(there):
@@ -417,7 +425,7 @@ def read_rows(path):
         marked = rows[0] and rows[0][0].startswith('\ufeff')
         what = 'a byte order mark (of a spreadsheet)' if marked else "other columns than this version's"
         fail(f"{path}: has {what}; move it away, or name another with --results")
-    whole = [dict(zip(COLUMNS, row)) for row in rows[1:] if len(row) == len(COLUMNS) and is_json(row[-1])]
+    whole = [dict(zip(COLUMNS, row)) for row in rows[1:] if is_whole(row)]
     if len(whole) < len(rows) - 1:
         print(f"note: {path}: {len(rows) - 1 - len(whole)} rows are damaged and left out", file=sys.stderr)
     others = {row['format'] for row in whole} - {str(FORMAT)}
@@ -426,9 +434,10 @@ def read_rows(path):
              "move it away, or name another with --results")
     return whole
 
-def is_json(text):
+def is_whole(row):
+    """Are all cells there, the validation loss a number and the metrics an object?"""
     try:
-        return isinstance(json.loads(text), dict)
+        return len(row) == len(COLUMNS) and isinstance(json.loads(row[-1]), dict) and bool(float(row[-2]) + 1)
     except ValueError:
         return False
 

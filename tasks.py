@@ -12,6 +12,7 @@ To add a task, write a class with the members of KernelTask and Task, and give i
 import os
 import math
 import hashlib
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -197,6 +198,8 @@ class KernelTask(Task):
         if self.kernel != 'random' and self.kernel not in KERNELS:
             usage(f"kernel={self.kernel!r}: expected one of {', '.join(KERNELS)}, random")
         self.note = f"{self.kernel} omega={self.omega:.4g}"
+        if self.kernel == 'linear':
+            self.settings = 'kernel', 'lengths'
         if self.kernel == 'random': # another teacher for every seed, unless one is asked for
             self.settings, given = ('kernel', 'kernel_seed', 'lengths'), config['kernel_seed']
             self.drawn = random_kernel(config['seed'] if given is None else given, config['block_size'])
@@ -285,9 +288,9 @@ class TextTask(FolderTask):
         path = os.path.join(os.path.dirname(self.data['train'][0]), 'token_bytes.npy')
         try:
             lengths = np.load(path)
-        except (OSError, EOFError, ValueError): # missing, empty, damaged
+        except (OSError, EOFError, ValueError, BadZipFile): # missing, empty, damaged
             lengths = np.zeros(0)
-        if lengths.shape != (self.vocab_size,):
+        if getattr(lengths, 'shape', None) != (self.vocab_size,):
             fail(f"{os.path.relpath(path, ROOT)}: missing, or not a number of bytes for each token; "
                  "run its prepare.py again")
         both = self.checksum + str(lengths.tolist())
@@ -403,7 +406,7 @@ class MusicTask(TextTask):
 
     def __init__(self, config, meta, data, checksum):
         FolderTask.__init__(self, config, meta, data, checksum)
-        self.answers, self.test = self.vocab_size, 'test'
+        self.answers, self.test = self.vocab_size, 'test' if 'test' in data else 'val'
         self.bytes = np.ones(self.vocab_size, np.uint8) # `values` of a text then counts by token
         for split in ('train', 'val'):
             if self.longest(split) < self.L:
@@ -417,7 +420,7 @@ class MusicTask(TextTask):
 
     def longest(self, split):
         first, last = self.pieces(split)
-        return int((last - first).max())
+        return int((last - first).max(initial=0))
 
     def rows(self, rng, T, n):
         """Any windows of T + 1 tokens that lie in a piece, or in one and the separators around it."""
@@ -452,7 +455,7 @@ class MusicTask(TextTask):
         from data.music import notes
         prompt, original = [notes.SEPARATOR], []
         if how.start.startswith('PIECE:'):
-            names, number = self.meta['splits'][self.test]['pieces'], how.start[6:]
+            names, number = self.meta['splits'][self.test].get('pieces', []), how.start[6:]
             if not (number.isdecimal() and int(number) < len(names)):
                 usage(f"start={how.start}: there are the test pieces 0 to {len(names) - 1}")
             first, last = [ends[int(number)] for ends in self.pieces(self.test)]

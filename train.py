@@ -36,7 +36,7 @@ eval_interval = 250 # iterations between evaluations, each followed by a checkpo
 log_interval = 10
 eval_iters = 512 # validation rows or windows per evaluation; not batches: batch_size must not change a result
 eval_only = False # evaluate and exit, at every eval_lens
-skip_done = False # if results.csv has this run's row, say so and exit (ablate.py uses this)
+skip_done = False # if results.csv has this run's row, say so and exit
 dry_run = False # say what would be trained, and exit
 json = False # print the row of results as the last line, as one JSON object
 always_save_checkpoint = True # ckpt.pt after each evaluation; if False, only when validation improved
@@ -55,7 +55,7 @@ wandb_run_name = ''
 dataset = 'synth' # a task of tasks.py (synth, recall), or a folder of data/
 kernel = 'mixed' # synth: the teacher, one of KERNELS in tasks.py, or random
 omega = 10000 ** (-2 * 3 / 32) # synth: radians per token; this is index 3 of the grid of a head of 32
-kernel_seed: int | None = None # synth, kernel=random: which; None: another one for each seed
+kernel_seed: int | None = None # synth, kernel=random: which; None: one for each seed
 lengths: tuple[int, ...] = () # train on several lengths, one drawn for each iteration; empty: block_size
 gradient_accumulation_steps = 1 # micro-batches per iteration, shared out over the DDP processes
 batch_size = 48 # rows or windows per micro-batch
@@ -141,7 +141,7 @@ task = make_task(config)
 run_id = runs.identity(config, task)
 same_everywhere('settings or data', (run_id['config_hash'], run_id['data_checksum'], seed), world)
 runs.check_results(results)
-label = label or runs.label_of(config, typed())
+label = label.strip() or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
 measured, longest = runs.lengths_to_measure(config, task, say)
@@ -227,8 +227,8 @@ def save(path):
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):
-        fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); the last checkpoint is "
-             f"intact. Try a smaller learning_rate, a grad_clip, or dtype=float32")
+        fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); no checkpoint was "
+             f"written over. Try a smaller learning_rate, a grad_clip, or dtype=float32")
 
 def stop_asked():
     """Has any process been asked to stop? All must leave at the same iteration."""
@@ -255,7 +255,7 @@ while not eval_only:
         stop_if_not_finite('validation loss', val_loss)
         say(f"iter {iter_num}: val loss {val_loss * task.per_nat:.4f} {task.unit}")
         log(iter=iter_num, val_loss=val_loss, lr=lr)
-        improved = iter_num > 0 and val_loss < best_val_loss
+        improved = iter_num > 0 and val_loss <= best_val_loss # = if resumed
         if improved:
             best_val_loss = val_loss
         if iter_num > 0 and (always_save_checkpoint or improved):

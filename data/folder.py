@@ -71,6 +71,7 @@ def check_meta(meta):
     splits, kind = meta['splits'], meta['kind']
     numbers = [meta['vocab_size'], *(m[unit_of(meta)] for m in splits.values())]
     sound = np.dtype(meta['dtype']).kind == 'u' and {'train', 'val'} <= splits.keys()
+    sound = sound and type(kind) is str and type(meta.get('note', '')) is str
     if kind == 'rows':
         answers, asked = meta.get('answers', 1), meta.get('asked', 1)
         lengths = [row_tokens(meta, split) - 1 for split in splits]

@@ -410,7 +410,9 @@ def test_wandb_that_is_not_there_is_one_line(here, monkeypatch):
 @pytest.mark.parametrize('env, words', [
     (dict(RANK='0'), 'WORLD_SIZE'), (dict(RANK='a', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1'), 'RANK'),
     (dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT='1'), 'MASTER_ADDR'),
-    (dict(RANK=''), 'RANK')])
+    (dict(RANK=''), 'RANK'),
+    (dict(RANK='5', WORLD_SIZE='2', LOCAL_RANK='0', MASTER_ADDR='localhost', MASTER_PORT='9'), 'below'),
+    (dict(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='localhost', MASTER_PORT='99999'), 'port')])
 def test_half_of_what_torchrun_sets_is_one_line(here, monkeypatch, env, words):
     for key, value in env.items():
         monkeypatch.setenv(key, value)
@@ -446,11 +448,35 @@ def test_a_csv_of_another_kind_is_refused_before_training(here, change, words):
     assert_refused(run.status, run.err, 'other.csv', words, '--results', code=1)
     assert not run.out and not os.path.exists('o')
 
-@pytest.mark.parametrize('path', ['.', 'file/r.csv', '/dev/full'])
+def test_an_extension_that_gives_no_more_iterations_is_refused(here):
+    assert here('train.py', *TINY).status == 0
+    run = here('train.py', *TINY, '--init_from=resume', '--extend=True')
+    assert_refused(run.status, run.err, 'extend', 'max_iters=2')
+
+def test_best_pt_is_written_again_where_its_first_save_failed(here, tmp_path):
+    assert here('train.py', *TINY).status == 0
+    os.remove(tmp_path / 'out' / 'best.pt')
+    assert here('train.py', *TINY, '--init_from=resume').status == 0
+    assert os.path.exists(tmp_path / 'out' / 'best.pt')
+
+def test_a_blank_label_is_that_of_the_encoding(here, tmp_path):
+    assert here('train.py', *TINY, '--label= ').status == 0
+    assert runs.read_rows(str(tmp_path / 'results.csv'))[0]['label'] == 'rope'
+
+def test_checkpoints_that_are_written_over_are_said(here):
+    assert 'written over' not in here('train.py', *TINY).out
+    assert 'written over' in here('train.py', *TINY).out
+
+def test_a_number_too_long_to_print_is_refused(here, tmp_path):
+    (tmp_path / 'huge.py').write_text('max_iters = 10**5000')
+    run = here('train.py', 'huge.py')
+    assert_refused(run.status, run.err, 'max_iters', '30 digits')
+
+@pytest.mark.parametrize('path', ['.', 'file/r.csv', '/dev/full', 'folder/', 'x' * 300])
 def test_a_csv_that_cannot_be_is_refused_before_training(here, tmp_path, path):
     (tmp_path / 'file').write_text('')
     run = here('train.py', *TINY, f'--results={path}')
-    assert_refused(run.status, run.err, 'results', path)
+    assert_refused(run.status, run.err, 'results', path[:60])
     assert os.listdir(tmp_path) == ['file']
 
 def test_a_row_that_a_crash_cut_is_left_out_and_the_next_one_is_whole(here):

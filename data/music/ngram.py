@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 from configurator import configure, usage # first: it makes Ctrl-C one line
-from tasks import interval, make_task
+from tasks import TASKS, interval, make_task
 
 # -----------------------------------------------------------------------------
 n = 5
@@ -66,7 +66,15 @@ def probabilities(train, rows, V, n):
 
 def main():
     config = dict(dataset=dataset, block_size=block_size, lengths=(), seed=seed)
-    task, longest = make_task(config), max(eval_lens)
+    if dataset in TASKS:
+        usage(f"dataset={dataset}: expected a folder of data/; its rows are made in memory")
+    task = make_task(config)
+    measured, why = task.available(eval_lens)
+    if measured != eval_lens:
+        usage(f"eval_lens={','.join(map(str, eval_lens))}: {why}")
+    longest = max(eval_lens)
+    if n > longest:
+        usage(f"n={n}: expected n <= the longest of eval_lens, {longest}")
     if task.vocab_size ** n >= 2**63:
         usage(f"n={n}: {n} tokens of {task.vocab_size} do not fit into 64 bits")
     k = min(eval_targets or block_size // 2, *eval_lens)

@@ -17,7 +17,10 @@ def codec(encoding):
 
 def gpt2_bpe():
     """tiktoken's GPT-2 encoding; its vocabulary is fetched from the network once and then kept."""
-    import tiktoken
+    try:
+        import tiktoken
+    except ImportError:
+        usage("GPT-2's BPE needs tiktoken: pip install tiktoken")
     try:
         return tiktoken.get_encoding('gpt2')
     except Exception as e: # of requests, or of a damaged cache: tiktoken promises no kind

@@ -50,8 +50,10 @@ def pieces_of(paths):
             usage(f"{path}: no such file")
         if not os.path.getsize(path):
             usage(f"{path}: is empty")
-        in_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder_of(name))
-        if in_folder and path.endswith('.bin'):
+        # what the folder already holds will be removed: neither it nor a link to it can be the source
+        folder = folder_of(name)
+        inside = [os.path.join(folder, file) for file in os.listdir(folder)] if os.path.isdir(folder) else []
+        if any(os.path.samefile(path, file) for file in inside if not file.endswith('.txt')):
             usage(f"{path}: would be written over; give another --name")
         try:
             open(path, 'rb').close()
