@@ -57,6 +57,15 @@ def orders(names):
     plain = lambda name: base(name) in NO_ORDER or '+' in name
     return [(name, m) for name in names for m in ((2,) if plain(name) else (2, 3, 4))]
 
+def others_slow(params, quick):
+    """These parameters, marked slow where the name is not one of `quick`."""
+    marked = []
+    for p in params:
+        values = (p,) if isinstance(p, str) else p
+        marks = () if values[0] in quick else pytest.mark.slow
+        marked.append(pytest.param(*values, marks=marks))
+    return marked
+
 def randomise(pos, gamma_max, eta_max, seed=0):
     """Random gamma in (gamma_max/100, gamma_max] and eta in [-eta_max, eta_max], per head and block."""
     g = torch.Generator().manual_seed(seed)
@@ -213,7 +222,7 @@ def test_the_table_says_which_encodings_are_relative_and_which_split(name):
     assert pos.relative == (name in RELATIVE)
     assert pos.splits == (base(name) not in DO_NOT_SPLIT and bias_of(name) in ('', 'alibi'))
 
-@pytest.mark.parametrize('name, m', orders(RELATIVE))
+@pytest.mark.parametrize('name, m', others_slow(orders(RELATIVE), (*POS, *KINDS)))
 def test_scores_depend_on_the_lag_alone(name, m):
     """score(i, j) = score(i+n, j+n) to 1e-9 (1 + |score|), for shifts up to 8192, random gamma and eta."""
     pos = build(name, L=256, hs=48, m=m)
@@ -446,7 +455,7 @@ def test_x_plus_bias_is_x_plus_the_bias(name):
 # -----------------------------------------------------------------------------
 # the contract: attend(rotate(q), rotate(k), v) = softmax(causally masked logits) v
 
-@pytest.mark.parametrize('name, m', orders(ALL))
+@pytest.mark.parametrize('name, m', others_slow(orders(ALL), (*POS, *KINDS, *BIASES)))
 def test_attend_is_softmax_of_the_masked_definition(name, m):
     """Whole sequences and the last Tq of Tk positions, at an offset, beyond L, to 1e-9 in float64."""
     T, hs = 180, 8 * m
@@ -469,7 +478,7 @@ def test_blocks_give_what_split_gives(name, m):
     assert worst(got, attend(pos, q, k, v, j, j)) <= 1e-9
 
 @pytest.mark.parametrize('t', [1, 10, 1000])
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('name', others_slow(ALL, KINDS))
 def test_a_temperature_divides_the_whole_score(name, t):
     """attend(temperature=t) = mean(v) + t (softmax(logits/t) v - mean(v)), bias included, to 1e-9 t."""
     pos, j = build(name, T=60, L=64, gamma_T=4.0), positions(60)
@@ -518,7 +527,7 @@ def test_no_key_of_the_future_reaches_a_query(name):
     for x in (k, v):
         assert (x.grad[:, :, 151:] == 0).all() and (x.grad[:, :, :151].abs().sum(dim=-1) > 0).all()
 
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('name', others_slow(ALL, KINDS))
 def test_gradients_are_those_of_the_definition(name):
     """d attend / d (q, k, v, gamma, eta, bias) is the gradient through the definition, to 1e-9, beyond L."""
     pos, j, grads = build(name, T=150, L=32, gamma_T=6.0), positions(150), []
@@ -533,7 +542,7 @@ def test_gradients_are_those_of_the_definition(name):
     for fast, slow in zip(*grads):
         assert fast.isfinite().all() and worst(fast, slow, 1 + slow.abs().max()) <= 1e-9
 
-@pytest.mark.parametrize('name', ALL)
+@pytest.mark.parametrize('name', KINDS)
 def test_a_batch_of_none_is_a_batch(name):
     pos, j = build(name, T=20, L=64), positions(20)
     q, k, v = qkv(0, 2, 20, 16)
@@ -548,7 +557,7 @@ class Dtypes(TorchDispatchMode):
         self.seen.update(t.dtype for t in many if isinstance(t, torch.Tensor))
         return out
 
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('name', KINDS)
 def test_no_complex_number_and_no_table(name):
     """All real; no buffer that could go stale or be rounded; no hidden nn.Module.apply."""
     pos, j = build(name, nh=3, hs=24, T=20, L=64), positions(20)
@@ -657,12 +666,12 @@ def test_qk_works_in_float32_inside_and_returns_the_dtype_of_q(dtype):
     pos = make('jordan_scaled+alibi').float()
     assert [x.size(-1) for x in pos.qk(q, k, t)] == [20, 20]
 
-@pytest.mark.parametrize('name', ['damped', 'jordan_exact', 'jordan_scaled+alibi', 'jordan_stabilized_abs'])
+@pytest.mark.parametrize('name', ['damped', 'jordan_scaled+alibi', 'jordan_stabilized_abs'])
 @torch.no_grad()
 def test_qk_says_so_past_its_reach(name):
     """Never inf or NaN: up to its reach finite, and past it a ValueError that names the length."""
     pos, said = build(name, T=256, L=64, gamma_T=40.0, eta_s=20.0, dtype=torch.float32), False
-    for T in (32, 64, 128, 256, 512, 4096, 65536):
+    for T in (32, 64, 128, 256, 512, 4096):
         q, k, _ = qkv(1, 2, T, 16, dtype=torch.float32)
         try:
             q_, k_ = pos.qk(q, k, positions(T))
@@ -745,7 +754,7 @@ def rms(x):
 def rope():
     return Rope()
 
-@pytest.fixture(scope='module', params=SOME)
+@pytest.fixture(scope='module', params=[*KINDS, 'real_jordan', 'alibi', 'jordan_stabilized+alibi'])
 def far(request):
     return Far(request.param)
 
@@ -775,12 +784,12 @@ def test_bfloat16_factors_err_no_more_at_the_end_of_their_reach(name, rope):
     assert rms(far.errors(torch.bfloat16)) <= 2 * rms(rope.errors(far.sharpness))
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [n for n in KINDS if n != 'fire']) # it takes long
+@pytest.mark.parametrize('name', ['rope+alibi', 'jordan_scaled', 'jordan_stabilized', 'rope+t5'])
 def test_whole_sequences_of_8192_are_right_to_3e_4_in_float32(name):
     """What training sees, not a query block against a cache."""
     assert Far(name).errors(torch.float32, whole=True).max() <= 3e-4
 
-@pytest.mark.parametrize('name', SOME)
+@pytest.mark.parametrize('name', others_slow(ALL, ('rope+alibi', 'jordan_scaled', 'jordan_stabilized')))
 def test_float32_attention_is_right_to_1e_5_at_256_positions(name):
     """gamma T = 80, |eta s(T)| = 8, all 256 queries; eight heads, so ALiBi's steepest slope is 1/2."""
     pos, j = build(name, nh=8, gamma_T=80, eta_s=8, dtype=torch.float32), positions(256)
