@@ -528,7 +528,7 @@ def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
     if cache:
         w, v, j = cache.append(w, v)
     (B, n, Tq, _), Tk, dtype = u.shape, w.size(2), at_least_float32(u)
-    u, w = u.to(dtype) * (pos.hs ** -0.5 / temperature), heads(w.to(dtype), n, 1)
+    u, w, scale = u.to(dtype), heads(w.to(dtype), n, 1), pos.hs ** -0.5 / temperature
     v = heads(v, n, 1).flatten(0, 1) # heads beside the batch
     block, rows = 128, max(B, 1) # queries and sequences at a time
     if u.device.type == 'cpu' and not torch.compiler.is_compiling(): # scores of 4 to 8 MB stay in the cache
@@ -551,10 +551,11 @@ def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
             for c in range(0, max(B, 1), rows):
                 row = slice(c * n, min(c + rows, B) * n)
                 (q, k), *rest = [(q[row, part], k[row, :, :seen]) for q, k in pairs]
-                score = torch.baddbmm(base if len(base) == 1 else base.repeat(len(q) // n, 1, 1), q, k)
-                sr = s
+                # mask and bias + sum_r s^r q_r . k_r / sqrt(hs)
+                first = base if len(base) == 1 else base.repeat(len(q) // n, 1, 1)
+                score, sr = torch.baddbmm(first, q, k, alpha=scale), s
                 for q, k in rest:
-                    score, sr = torch.addcmul(score, sr, q @ k), sr * s
+                    score, sr = torch.addcmul(score, sr, q @ k, value=scale), sr * s
                 out.append(score.softmax(dim=-1).to(v.dtype) @ v[row, :seen])
             y.append(torch.cat(out) if len(out) > 1 else out[0])
     return torch.cat(y[::-1], dim=1).unflatten(0, (B, n))
