@@ -565,7 +565,7 @@ def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
     if cache:
         w, v, j = cache.append(w, v)
     (B, nh, Tq, _), Tk, dtype = u.shape, w.size(2), at_least_float32(u)
-    u = u.to(dtype) * (pos.hs ** -0.5 / temperature)
+    u, scale = u.to(dtype), pos.hs ** -0.5 / temperature
     w, v = heads(w.to(dtype), nh, 1), heads(v, nh, 1).flatten(0, 1) # v (B nh, Tk, hs)
     block, rows = 128, max(B, 1) # so many queries of so many sequences at a time
     if u.device.type == 'cpu' and not torch.compiler.is_compiling(): # scores of 4 to 8 MB stay in its cache
@@ -593,10 +593,10 @@ def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
                 seqs = slice(c * nh, min(c + rows, B) * nh)
                 (q, k), *rest = [(q[seqs, a - start:b - start], k[seqs, :, :seen]) for q, k in pairs]
                 shared = base if len(base) == 1 else base.repeat(len(q) // nh, 1, 1)
-                score = torch.baddbmm(shared, q, k) # shared + q_0 . k_0
+                score = torch.baddbmm(shared, q, k, alpha=scale) # shared + scale q_0 . k_0
                 sr = s
-                for q, k in rest: # + s^r q_r . k_r
-                    score, sr = torch.addcmul(score, sr, q @ k), sr * s
+                for q, k in rest: # + scale s^r q_r . k_r
+                    score, sr = torch.addcmul(score, sr, q @ k, value=scale), sr * s
                 out.append(score.softmax(dim=-1).to(v.dtype) @ v[seqs, :seen])
             y.append(torch.cat(out) if len(out) > 1 else out[0])
     return torch.cat(y[::-1], dim=1).unflatten(0, (B, nh)) # first block first again
