@@ -213,7 +213,9 @@ def read(path):
         try:
             seed, L = int(row['seed']), int(row['block_size'])
             lengths = {int(T): values for T, values in json.loads(row['metrics']).items()}
-            sound = min(L, *lengths) > 0 and np.isfinite([*lengths.values()]).all(axis=0).sum() == 4
+            # of one window alone no interval is known: nan
+            values, _, _, counts = np.array([*lengths.values()], dtype=float).T
+            sound = min(L, *lengths) > 0 and (abs(values) < 1e30).all() and np.isfinite(counts).all()
         except (ValueError, TypeError):
             sound = False
         if not sound or row['metric'] not in METRICS:
@@ -302,7 +304,7 @@ def table(encodings, lengths):
             n, mean, compared = '', 'n/a', ['n/a', '', '', '']
             if cell := group.cells.get(T):
                 n, mean = str(cell['n']), plus_minus(cell)
-                if n == '1': # the interval of its rows or windows
+                if n == '1' and math.isfinite(group.lengths[T][1]): # the interval of its rows or windows
                     mean += ' ({:.3f}-{:.3f})'.format(*group.lengths[T][1:3])
             if cell and 'difference' in cell:
                 d = cell['difference']
@@ -476,18 +478,30 @@ if __name__ == '__main__': # the tests import the functions above
     mine = [a for a in sys.argv[1:] if a.startswith('-') and a.lstrip('-').partition('=')[0] in OWN]
     theirs = [a for a in sys.argv[1:] if a not in files + mine]
     configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir',
+                          'all(0 <= n <= 10**9 for n in x)': 'seeds tune_seeds',
+                          'all(r > 0 for r in x)': 'learning_rate',
                           f"x in {['value', 'difference', *RUN[3:11]]}": 'figure'}, argv=mine)
     specs = [spec.strip() for spec in pos.split(',') if spec.strip()]
+    if not find_spec('scipy'):
+        usage("the statistics need scipy: pip install scipy")
     if report:
         if files or theirs:
             usage(f"{(files + theirs)[0]}: --report takes no config file and no setting of train.py")
+        of_report = 'pos report baseline plot figure title'.split()
+        of_runs = [key for key in typed() if key in OWN and key not in of_report]
+        if of_runs:
+            usage(f"--{of_runs[0]}: belongs to runs; --report shows all that the csv has")
         report_on(os.path.join(report, 'results.csv') if os.path.isdir(report) else report, specs)
         sys.exit()
 
     # what can be refused without train.py
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
-    if taken := [k for k in typed() if k in 'seed label json init_from skip_done dry_run'.split()]:
+    of_the_grid = 'seed label json init_from skip_done dry_run eval_only extend'.split()
+    of_specs = [setting.partition('=')[0] for spec in specs for setting in spec.split(':')[1:]]
+    taken = [key for key in typed() if key in of_the_grid]
+    taken += [key for key in of_specs if key in (*of_the_grid, 'pos', 'out_dir', 'results')]
+    if taken:
         usage(f"--{taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
     labels = tuple(label_of(spec) for spec in specs)
     lists = dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate)

@@ -19,6 +19,8 @@ import json
 import time
 import platform
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from configurator import configure, usage # before torch: it makes Ctrl-C one line
 
@@ -239,8 +241,11 @@ def memory(name, T, B, train):
         return memory_here(name, T, B, train)
     found = []
     for _ in range(1 if train else 3): # a forward pass needs little, and an allocator has its moods
-        with multiprocessing.get_context('spawn').Pool(1) as pool:
-            found.append(pool.apply(memory_here, (name, T, B, train)))
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
+            try:
+                found.append(pool.submit(memory_here, name, T, B, train).result())
+            except BrokenProcessPool: # killed, for lack of memory as a rule
+                return None
     return None if None in found else median(found)
 
 def memory_here(name, T, B, train):
