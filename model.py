@@ -550,11 +550,12 @@ def attend_split(pos, u, w, v, i, j, cache=None, temperature=1):
     if cache:
         k, v, j = cache.append(k, v) # k~, not w: earlier keys need no work again
     k, v = heads(k, q.size(1), 1), heads(v, q.size(1), 1)
-    mask = None # one query, the newest, sees every key
-    if 1 < len(i) < len(j): # is_causal would align the first query with the first key, not last with last
-        mask = i[:, None] >= j
-    y = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=len(i) == len(j),
-                                     scale=pos.hs ** -0.5 / temperature)
+    scale = pos.hs ** -0.5 / temperature
+    if len(i) == len(j): # two calls: in a compiled graph of any length is_causal has to be a constant
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    else: # is_causal would align the first query with the first key. The newest one alone sees every key
+        mask = i[:, None] >= j if len(i) > 1 else None
+        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return y[..., :pos.hs]
 
 def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):

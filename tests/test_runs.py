@@ -162,7 +162,8 @@ def test_what_a_killed_run_was_writing_is_cleared_and_nothing_else(tmp_path):
 @pytest.mark.slow
 def test_rows_of_runs_that_end_at_once_do_not_mix(tmp_path):
     code = ('import sys; sys.path.insert(0, sys.argv[1])\nimport runs\n'
-            'row = dict.fromkeys(runs.COLUMNS, "x" * 50) | dict(format=runs.FORMAT, label=sys.argv[2])\n'
+            'row = dict.fromkeys(runs.COLUMNS, "x" * 50) | dict(format=runs.FORMAT)\n'
+            'row |= dict(label=sys.argv[2], val_loss=1)\n'
             'for n in range(100): runs.append("r.csv", row | dict(seed=n, metrics={"16": [0.5, 0.4]}))')
     (tmp_path / 'write.py').write_text(code)
     for p in [start(tmp_path / 'write.py', ROOT, k, cwd=tmp_path) for k in range(3)]:
