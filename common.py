@@ -5,6 +5,7 @@ What several scripts need and no story should stop for: one-line failures, devic
 import os
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
 from configurator import usage
@@ -47,7 +48,7 @@ def autocast(device, dtype, attn_temperature=1):
         return nullcontext()
     return torch.autocast(device.split(':')[0], dtype=getattr(torch, dtype))
 
-def join_processes(device, backend):
+def join_processes(device, backend, micro_batches):
     """(rank, world, device) of this process. torchrun sets RANK and its like; without them there is one."""
     if 'RANK' not in os.environ:
         return 0, 1, device
@@ -60,6 +61,9 @@ def join_processes(device, backend):
     if rank >= world or port > 65535:
         usage(f"RANK={rank} of WORLD_SIZE={world} at MASTER_PORT={port}: expected a rank below the number of "
               "processes and a port below 65536; torchrun sets them")
+    if micro_batches % world:
+        usage(f"gradient_accumulation_steps={micro_batches}: expected a multiple of {world}, the number of "
+              "processes")
     if backend == 'nccl' and 'cuda' not in device:
         usage(f"backend='nccl' needs CUDA, and this is device={device}: use gloo")
     if device == 'cuda':
@@ -83,6 +87,22 @@ def same_everywhere(what, value, world):
     torch.distributed.all_gather_object(values, value)
     if len(set(values)) > 1:
         fail(f"the processes differ in {what} ({', '.join(map(str, values))}): give all machines the same")
+
+def largest(number, world, device):
+    """The largest of a whole number over all processes: what one of them was told, all of them know."""
+    if world > 1:
+        number = torch.tensor(number, device=device)
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+        number = number.item()
+    return number
+
+def seed_dropout(seed, iter_num, micro):
+    """
+    Dropout depends on the seed, the iteration and the micro-batch alone: a run that is resumed, or one on
+    more processes, drops the same units.
+    """
+    sequence = np.random.SeedSequence([seed, 0, iter_num, micro]) # 0: no stream of tasks.py
+    torch.manual_seed(int(sequence.generate_state(1)[0]))
 
 # -----------------------------------------------------------------------------
 # files and figures

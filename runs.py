@@ -195,6 +195,10 @@ class Signals:
             os._exit(128 + number)
         self.caught = number
 
+    def after_iteration(self):
+        """From now on a signal is only noted in `caught`; the loop looks there after each iteration."""
+        self.at_once('')
+
     def at_once(self, message):
         """From now on a signal says this and ends the run at once; '': after its iteration."""
         self.message = message
@@ -291,6 +295,15 @@ def restore(checkpoint, path, optimizer, scaler):
         reason = ' '.join(str(e).split())[:200]
         fail(f"{path}: its optimizer state does not fit ({reason}); start from scratch")
 
+def describe_groups(optimizer):
+    """A line for each group of parameters."""
+    lines = []
+    for group in optimizer.param_groups:
+        count = sum(p.numel() for p in group['params'])
+        lines.append(f"{count:10,} parameters {group['name']}: weight decay {group['weight_decay']:g}, "
+                     f"learning rate x{group['lr_mult']:g}")
+    return '\n'.join(lines)
+
 def compile_blocks(model, x, y, context, say):
     """
     torch.compile, block by block: as fast as the whole model, compiled in a fraction of the time. Tried
@@ -364,6 +377,15 @@ def check_results(path):
         there = os.path.dirname(there)
     if not os.access(there, os.W_OK) or os.path.isfile(there) != os.path.isfile(path):
         usage(f"results={path!r} cannot be written there: give another --results or --out_dir")
+
+def exit_if_done(path, run_id, as_line, say):
+    """End here if the csv has this run's row."""
+    done = find(path, **run_id)
+    if done:
+        say('this run is in the results already')
+        if as_line:
+            say(as_json(done))
+        sys.exit()
 
 def as_json(row):
     """A row, new or from the csv, as one JSON object."""

@@ -5,7 +5,8 @@ Every script asks its task, and none asks what kind it is.
     KernelTask, RecallTask   rows made in memory (dataset=synth, dataset=recall)
     TextTask, RowsTask       a folder of data/ with a stream of tokens, or with rows that somebody made
 
-A row or window is T + 1 tokens: x is the first T, y the last k of what follows them; -1 in y is not asked.
+x (n, T) holds the tokens of n rows, y (n, k) what is asked at the last k of their positions: in a text the
+next token, in a task whatever its answer is. -1 in y: nothing is asked there, neither trained nor scored.
 To add a task, write a class with the members of KernelTask and Task, and give it a line in TASKS.
 """
 
@@ -30,8 +31,8 @@ METRICS = {
     'bpt': ('bits per token', -1, .01),
 }
 
-# every random choice is drawn from default_rng([seed, stream, iteration or length]): batches and evaluation
-# rows depend on these alone, never on the encoding or on what ran before
+# rows are drawn from default_rng([seed, stream, iteration or length]) and from nothing else: the same ones
+# for every encoding, whatever ran before
 STREAMS = {'train': 1, 'val': 2, 'test': 3}
 
 def generator(seed, split, n):
@@ -58,7 +59,7 @@ def score(model, x, y, answers, device, context):
     for a in range(0, len(x), n):
         xs, ys = x[a:a + n].to(device).long(), y[a:a + n].to(device).long()
         with context:
-            logits, _ = model(xs, ys)
+            logits, _ = model(xs, ys) # with targets, so that it returns their k positions, not the last alone
         logits = logits.float()                                                     # (n, k, vocab_size)
         loss = F.cross_entropy(logits.transpose(1, 2), ys, ignore_index=-1, reduction='none')
         nats.append(loss.cpu())
@@ -67,24 +68,27 @@ def score(model, x, y, answers, device, context):
 
 def ratio(a, b):
     """
-    (N,), whose mean is sum(a) / sum(b) and whose spread is that of this ratio: to first order, who resamples
-    these values resamples a and b together. Where every b is the same they are a / b.
+    A value for each row, whose mean is sum(a) / sum(b): the bits of all rows over the bytes of all rows, say.
+    The mean of a / b would be another number: a row of few bytes would count as much as one of many.
     """
     if (b == b[0]).all():
         return a / b[0]
+    # the ratio is whole; a row adds to it what its a is above whole * b (to first order). `interval` can
+    # then resample this one list instead of pairs of a and b
     whole = a.sum() / b.sum()
     return whole + (a - whole * b) / b.mean()
 
 def interval(values, resamples=2000):
-    """The 95% interval of the mean of one run: Wilson's where a value is right or wrong, else bootstrap."""
+    """The 95% interval of the mean over the rows of one run."""
     n, mean = len(values), values.mean()
-    if np.isin(values, (0, 1)).all():
-        z = 1.959964
+    if np.isin(values, (0, 1)).all(): # each right or wrong: Wilson's, which at 0 and at 1 still has a width
+        z = 1.959964 # a normal is within +-z with 95%
         centre, scale = mean + z * z / (2 * n), 1 + z * z / n
         half = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
         return (centre - half) / scale, (centre + half) / scale
-    if n < 2: # one window: nobody knows
+    if n < 2: # one window tells nothing of the spread
         return math.nan, math.nan
+    # bootstrap: the mean of n rows drawn again from these
     rng, means = np.random.default_rng(0), []
     for _ in range(resamples): # one at a time: memory stays that of the values
         means.append(values[rng.integers(0, n, n)].mean())
@@ -98,9 +102,9 @@ class Task:
     metric = 'acc'
     unit, per_nat = 'nats per token', 1.0 # how a loss is printed: in this unit, so many of it per nat
     checksum = '' # of the files, where there are any
-    uses = ('num_samples', 'seed') # the settings of sample.py that `show` looks at
-    settings = ('lengths',) # of train.py's, those that are the task's own
-    shortest = 2 # T
+    uses = ('num_samples', 'seed') # settings of sample.py that have an effect in `show`
+    settings = ('lengths',) # settings of train.py that have an effect on this task alone
+    shortest = 2 # the smallest T of a row
 
     def __init__(self, config):
         self.L = config['block_size']
@@ -120,8 +124,8 @@ class Task:
 
     def examples(self, split, T, n, seed, longest, k):
         """
-        n rows of length T to be scored. A task that has the same targets at every length looks at
-        `longest`, the longest of these, and at k, how many.
+        n rows of length T of 'val' or 'test'. A made row has its own targets at every T. A text is scored
+        on the same last k tokens at every T: each must have `longest` tokens before it, the largest T.
         """
         return self.rows(generator(seed, split, T), T, n)
 
@@ -152,9 +156,9 @@ class Task:
                 tokens, wrong = self.spell(x[row, -40:].tolist()), '' if hits[row, -1] else '   wrong'
                 print(f"{tokens[-48:]:>48} {y[row, -1]:6} {math.exp(-nats[row, -1]):9.3f}{wrong}")
 
-# the teacher of KernelTask by lag d, w = omega; grid(w) is two steps further down the grid of frequencies
-def grid(w):
-    return w ** (5 / 3)
+# the teachers of KernelTask at lag d; w = omega, by default 10000^(-2 3/32), index 3 of the grid of a head
+def w5(w):
+    return w ** (5 / 3) # then 10000^(-2 5/32)
 
 KERNELS = {
     'mixed':       lambda d, L, w: d / L * np.cos(w * d),
@@ -163,8 +167,8 @@ KERNELS = {
     'damped_wave': lambda d, L, w: np.exp(-1e-4 * d) * (np.cos(w * d) + .75 * d / L * np.sin(w * d)),
     'phase_drift': lambda d, L, w: np.cos(w * (1 + 5e-5) * d),
     'seasonal':    lambda d, L, w: (.35 + .9 * d / L) * np.cos(w * d) + .25 * np.sin(w * d),
-    'rhythm':      lambda d, L, w: (.25 + .85 * d / L) * (.65 * np.cos(w * d) + .35 * np.sin(grid(w) * d)),
-    'motif':       lambda d, L, w: d / (L + .25 * d) * (.7 * np.cos(grid(w) * d) - .3 * np.sin(grid(w) * d)),
+    'rhythm':      lambda d, L, w: (.25 + .85 * d / L) * (.65 * np.cos(w * d) + .35 * np.sin(w5(w) * d)),
+    'motif':       lambda d, L, w: d / (L + .25 * d) * (.7 * np.cos(w5(w) * d) - .3 * np.sin(w5(w) * d)),
     'decay':       lambda d, L, w: np.exp(-d / L) * np.cos(w * d),
     'jet_2':       lambda d, L, w: (d / L) ** 2 * np.cos(w * d),
     'jet_3':       lambda d, L, w: (d / L) ** 3 * np.cos(w * d),
@@ -194,28 +198,30 @@ class KernelTask(Task):
     vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
 
     def __init__(self, config):
-        self.kernel, self.omega = config['kernel'], config['omega']
-        if self.kernel != 'random' and self.kernel not in KERNELS:
-            usage(f"kernel={self.kernel!r}: expected one of {', '.join(KERNELS)}, random")
-        self.note = f"{self.kernel} omega={self.omega:.4g}"
-        if self.kernel == 'linear':
-            self.settings = 'kernel', 'lengths'
-        if self.kernel == 'random': # another teacher for every seed, unless one is asked for
-            self.settings, given = ('kernel', 'kernel_seed', 'lengths'), config['kernel_seed']
-            self.drawn = random_kernel(config['seed'] if given is None else given, config['block_size'])
+        name, L, omega = config['kernel'], config['block_size'], config['omega']
+        if name in KERNELS:
+            self.K = lambda d: KERNELS[name](d, L, omega) # the teacher at lags d >= 1
+            self.note = f"{name} omega={omega:.4g}"
+            if name == 'linear':
+                self.settings = 'kernel', 'lengths'
+        elif name == 'random':
+            # another teacher for every seed, unless one is asked for
+            given = config['kernel_seed']
+            self.K = random_kernel(config['seed'] if given is None else given, L)
             self.note = 'random kernel' if given is None else f"random kernel {given}"
+            self.settings = 'kernel', 'kernel_seed', 'lengths'
+        else:
+            usage(f"kernel={name!r}: expected one of {', '.join(KERNELS)}, random")
         super().__init__(config)
-
-    def K(self, d):
-        """The teacher at lags d >= 1."""
-        return self.drawn(d) if self.kernel == 'random' else KERNELS[self.kernel](d, self.L, self.omega)
 
     def rows(self, rng, T, n):
         bits = rng.integers(0, 2, (n, T - 1), dtype=np.uint8)
         K = self.K(np.arange(T - 1, 0, -1)) # by position: lag T - 1 comes first
-        answer = np.concatenate([(2.0 * bits[a:a + 512] - 1) @ K > self.TIE for a in range(0, n, 512)])
+        answer = np.zeros((n, 1), np.int64)
+        for a in range(0, n, 512): # as float64 the bits take eight times their memory
+            answer[a:a + 512, 0] = (2.0 * bits[a:a + 512] - 1) @ K > self.TIE
         x = np.concatenate((bits, np.full((n, 1), self.QUERY, np.uint8)), axis=1)
-        return torch.from_numpy(x), torch.from_numpy(answer[:, None].astype(np.int64))
+        return torch.from_numpy(x), torch.from_numpy(answer)
 
     def spell(self, tokens):
         return ''.join('01?'[t] for t in tokens)
@@ -232,16 +238,16 @@ class RecallTask(Task):
     note = '8 keys, 4 values'
 
     def rows(self, rng, T, n):
-        keys = np.arange(self.KEYS)
-        # all that is random in a row at once: the first rows are the same ones, however many there are
-        drawn = rng.random((n, self.KEYS + T))
-        values = (self.VALUES * drawn[:, :self.KEYS]).astype(np.int64)             # (n, KEYS)
-        order = drawn[:, self.KEYS:2 * self.KEYS].argsort(axis=1)                  # of the questions
-        place = drawn[:, 2 * self.KEYS:].argsort(axis=1)[:, :self.KEYS]            # one for each key
-        row, each = np.full((n, T), self.BLANK, np.uint8), np.arange(n)[:, None]
-        row[each, place] = self.VALUES + self.VALUES * keys + values
-        row[:, -self.KEYS:] = self.VALUES + self.VALUES * self.KEYS + order
-        return torch.from_numpy(row), torch.from_numpy(values[each, order])
+        K, V = self.KEYS, self.VALUES
+        # one draw for a whole row at a time: row 5 is the same row, whether 10 or 1000 are asked for
+        for_value, for_order, for_place = np.split(rng.random((n, K + T)), [K, 2 * K], axis=1)
+        value = (V * for_value).astype(np.int64)                    # (n, K), of each key
+        order = for_order.argsort(axis=1)                           # (n, K), in which the keys are asked
+        place = for_place.argsort(axis=1)[:, :K]                    # (n, K), among the first T - K tokens
+        x = np.full((n, T), self.BLANK, np.uint8)
+        np.put_along_axis(x, place, V + V * np.arange(K) + value, axis=1)
+        x[:, -K:] = V + V * K + order
+        return torch.from_numpy(x), torch.from_numpy(np.take_along_axis(value, order, axis=1))
 
 # -----------------------------------------------------------------------------
 # a folder of data/ with files of tokens; data/folder.py reads and checks them
@@ -272,8 +278,8 @@ class TextTask(FolderTask):
         self.test = 'test' if 'test' in data else 'val'
         if self.test == 'val':
             self.note += ' test=val'
-        # bytes of each token, and of a token of the text at large
         self.bytes = self.bytes_of_tokens()
+        # losses are printed at the bytes per token of train.bin; `values` counts those of the tokens scored
         train = meta['splits']['train']
         self.per_nat = train['tokens'] / train['bytes'] / math.log(2)
         for split in ('train', 'val'):
@@ -299,21 +305,24 @@ class TextTask(FolderTask):
 
     def rows(self, rng, T, n):
         tokens = self.tokens('train')
-        return self.windows(tokens, rng.integers(0, len(tokens) - T, n) + T + 1, T, T)
+        starts = rng.integers(0, len(tokens) - T, n)
+        return self.windows(tokens, starts + T + 1, T, T)
 
     def windows(self, tokens, ends, T, k):
-        """The T tokens before the last one of each window, and the k last targets."""
+        """T + 1 tokens before each of these ends: x is all but the last one, y the last k."""
         rows = torch.from_numpy(np.stack([tokens[end - T - 1:end] for end in ends]).astype(np.int64))
         return rows[:, :-1], rows[:, -k:]
 
     def examples(self, split, T, n, seed, longest, k):
-        """Windows that end at the same places for any T: a grid, its offset drawn from the seed."""
+        """Windows with the same last k tokens at every T: their ends are a grid, shifted by the seed."""
         tokens = self.tokens(self.test if split == 'test' else split)
-        k, room = min(k, T), len(tokens) - longest - 1
-        n = max(1, min(n, room // k + 1))                                  # no target is scored twice
+        k = min(k, T)
+        first = longest + 1                     # the first place where a window of any T can end
+        room = len(tokens) - first              # and how many more there are
+        n = min(n, room // k + 1)               # ends lie k or more apart: no target is scored twice
         stride = max(k, room // n)
         offset = generator(seed, split, 0).integers(0, room - stride * (n - 1) + 1)
-        return self.windows(tokens, longest + 1 + offset + stride * np.arange(n), T, k)
+        return self.windows(tokens, first + offset + stride * np.arange(n), T, k)
 
     def available(self, lengths):
         N = len(self.tokens(self.test))
@@ -425,11 +434,13 @@ class MusicTask(TextTask):
     def rows(self, rng, T, n):
         """Any windows of T + 1 tokens that lie in a piece, or in one and the separators around it."""
         first, last = self.pieces('train')
-        room = np.maximum(last - first + 2 - T, 0)                         # windows in each piece
-        upto = np.cumsum(room)
-        drawn = rng.integers(0, upto[-1], n)
-        piece = np.searchsorted(upto, drawn, side='right')
-        return self.windows(self.tokens('train'), last[piece] + 2 + drawn - upto[piece], T, T)
+        # a window is T + 1 tokens of a piece and the separators around it, at first - 1 and at last
+        windows = np.maximum(last + 1 - (first - 1) - T, 0)     # in each piece
+        upto = np.cumsum(windows)                               # in it and all before it
+        drawn = rng.integers(0, upto[-1], n)                    # a window, of all that there are
+        piece = np.searchsorted(upto, drawn, side='right')      # where it lies
+        still_right = upto[piece] - 1 - drawn                   # windows of its piece that lie right of it
+        return self.windows(self.tokens('train'), last[piece] + 1 - still_right, T, T)
 
     def examples(self, split, T, n, seed, longest, k):
         """
@@ -437,12 +448,15 @@ class MusicTask(TextTask):
         as that, its offset drawn from the seed. Shorter pieces are not scored at any length, so that what
         differs between two lengths is the context alone.
         """
-        split, rng = self.test if split == 'test' else split, generator(seed, split, 0)
+        rng = generator(seed, split, 0)
+        split = self.test if split == 'test' else split
         k, ends = min(k, T), []
         for first, last in zip(*self.pieces(split)):
-            room = last + 1 - first - longest                              # places where a window may end
+            room = last + 1 - (first + longest)                            # places where a window may end
             if room > 0:
-                ends.append(np.arange(last + 1 - rng.integers(0, min(k, room)), first + longest, -k))
+                # from the end of the piece, less an offset, back to where `longest` tokens still fit
+                offset = rng.integers(0, min(k, room))
+                ends.append(np.arange(last + 1 - offset, first + longest, -k))
         ends = rng.permutation(np.concatenate(ends))[:n]
         return self.windows(self.tokens(split), np.sort(ends), T, k)
 

@@ -13,17 +13,16 @@ import sys
 import math
 import time
 import datetime
-import contextlib
 from dataclasses import asdict
 
-from configurator import configure, typed, usage # before torch: it makes Ctrl-C one line
+from configurator import configure, typed # before torch: it makes Ctrl-C one line
 
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import runs
-from common import autocast, choose_device, fail, join_processes, same_everywhere
+from common import autocast, choose_device, fail, join_processes, largest, same_everywhere, seed_dropout
 from model import GPT, GPTConfig
 from tasks import METRICS, interval, make_task, score
 
@@ -34,7 +33,7 @@ results = '' # csv that gets a row per finished run; '' is results.csv beside ou
 label = '' # what the row is called; '': the encoding, and its settings that are given as flags
 eval_interval = 250 # iterations between evaluations, each followed by a checkpoint
 log_interval = 10
-eval_iters = 512 # validation rows or windows per evaluation; not batches: batch_size must not change a result
+eval_iters = 512 # validation rows or windows per evaluation (not batches)
 eval_only = False # evaluate and exit, at every eval_lens
 skip_done = False # if results.csv has this run's row, say so and exit
 dry_run = False # say what would be trained, and exit
@@ -47,14 +46,14 @@ extend = False # resume a run with more max_iters than it was started with; the 
 eval_lens: tuple[int, ...] = () # context lengths; empty: L, 2L, 4L, 8L
 eval_rows = 1024 # rows or windows per length
 eval_targets = 0 # text: score the same last tokens of every window at every length; 0: half of block_size
-# wandb logging, if it is installed
+# wandb, if installed
 wandb_log = False
 wandb_project = 'nanojordan'
 wandb_run_name = ''
 # data
 dataset = 'synth' # a task of tasks.py (synth, recall), or a folder of data/
 kernel = 'mixed' # synth: the teacher, one of KERNELS in tasks.py, or random
-omega = 10000 ** (-2 * 3 / 32) # synth: radians per token; this is index 3 of the grid of a head of 32
+omega = 10000 ** (-2 * 3 / 32) # synth: radians per token; index 3 of the grid of a head of 32
 kernel_seed: int | None = None # synth, kernel=random: which; None: one for each seed
 lengths: tuple[int, ...] = () # train on several lengths, one drawn for each iteration; empty: block_size
 gradient_accumulation_steps = 1 # micro-batches per iteration, shared out over the DDP processes
@@ -127,11 +126,8 @@ config |= dict(eval_lens=eval_lens, dtype=dtype)
 model_args = runs.check_settings(config)
 
 # processes: torchrun starts several, each with its share of the micro-batches
-rank, world, device = join_processes(device, backend)
+rank, world, device = join_processes(device, backend, gradient_accumulation_steps)
 master = rank == 0
-if gradient_accumulation_steps % world:
-    usage(f"gradient_accumulation_steps={gradient_accumulation_steps}: expected a multiple of {world}, the "
-          "number of processes")
 context = autocast(device, dtype, attn_temperature)
 signals = runs.Signals()
 say = signals.say if master else (lambda *args: None)
@@ -145,15 +141,14 @@ label = label.strip() or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
 measured, longest = runs.lengths_to_measure(config, task, say)
-if skip_done and (done := runs.find(results, **run_id)):
-    say('this run is in the results already')
-    if json:
-        say(runs.as_json(done))
-    sys.exit()
+if skip_done:
+    runs.exit_if_done(results, run_id, json, say)
 
 # the model: new, or from the checkpoint of a run that is taken up again
-iter_num, best_val_loss, seconds_before, extended = 0, float('inf'), 0.0, []
-ckpt_path, best_path = (os.path.join(out_dir, name) for name in ('ckpt.pt', 'best.pt'))
+iter_num, best_val_loss = 0, float('inf')
+seconds_before = 0.0 # what the run had taken when it was saved
+extended = [] # an entry for each time that extend=True gave it more iterations
+ckpt_path, best_path = os.path.join(out_dir, 'ckpt.pt'), os.path.join(out_dir, 'best.pt')
 if init_from == 'resume':
     checkpoint = runs.resume(ckpt_path, config, task, extend)
     raw_model = runs.model_of(checkpoint, ckpt_path)
@@ -167,17 +162,19 @@ else:
 raw_model.to(device)
 device_name = torch.cuda.get_device_name(device) if 'cuda' in device else device
 
-# the optimizer; in float16 small gradients need a scaler
-betas, device_type = (beta1, beta2), device.split(':')[0]
-optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, betas, device_type, pos_lr_mult)
+# the optimizer; float16 needs a scaler
+optimizer = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2),
+                                           device.split(':')[0], pos_lr_mult)
 scaler = torch.amp.GradScaler(enabled=dtype == 'float16')
 if init_from == 'resume':
     runs.restore(checkpoint, ckpt_path, optimizer, scaler)
     del checkpoint # free its memory
 
-# an iteration is so many rows; each process takes every world-th micro-batch of them
+# one iteration, all processes together
 rows_per_iter = gradient_accumulation_steps * batch_size
-tokens_per_iter = round(rows_per_iter * sum(task.lengths) / len(task.lengths)) # in the mean
+tokens_per_iter = round(rows_per_iter * sum(task.lengths) / len(task.lengths)) # on average
+
+# compile the model, and wrap it into a DDP container where there are several processes
 if compile:
     x, y = task.batch(seed, 0, batch_size)
     compile = runs.compile_blocks(raw_model, x.to(device).long(), y.to(device).long(), context, say)
@@ -187,9 +184,7 @@ model = DDP(raw_model, device_ids=[device] if 'cuda' in device else None) if wor
 say(f"device={device} dtype={dtype} compile={compile} processes={world} torch={torch.__version__} "
     f"threads={torch.get_num_threads()}")
 say(raw_model.describe(getattr(torch, dtype)))
-for group in optimizer.param_groups:
-    say(f"{sum(p.numel() for p in group['params']):10,} parameters {group['name']}: "
-        f"weight decay {group['weight_decay']:g}, learning rate x{group['lr_mult']:g}")
+say(runs.describe_groups(optimizer))
 say(f"{dataset}: {task.note}; {tokens_per_iter:,} tokens per iteration")
 if dry_run:
     sys.exit()
@@ -209,12 +204,13 @@ def get_lr(it):
     return min_lr + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
 
 def evaluate():
-    """Validation loss at L: nats per asked target."""
+    """Mean loss of the validation rows at L, in nats per asked target. The same rows each time."""
+    # on every process: all must agree on which loss is the best
     model.eval()
-    x, y = task.examples('val', block_size, eval_iters, seed, block_size, block_size)
+    x, y = task.examples('val', block_size, eval_iters, seed, longest=block_size, k=block_size)
     nats, _ = score(raw_model, x, y, task.answers, device, context)
     model.train()
-    return float(nats.sum()) / max((y >= 0).sum().item(), 1)
+    return float(nats.sum()) / (y >= 0).sum().item()
 
 def save(path):
     """Everything that the rest of the run depends on. Batches are functions of the seed and the iteration."""
@@ -230,17 +226,10 @@ def stop_if_not_finite(what, value):
         fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); no checkpoint was "
              f"written over. Try a smaller learning_rate, a grad_clip, or dtype=float32")
 
-def stop_asked():
-    """Has any process been asked to stop? All must leave at the same iteration."""
-    asked = torch.tensor(signals.caught or 0, device=device)
-    if world > 1:
-        torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
-    return asked.item()
-
 start = last_log = time.perf_counter()
 val_loss = lr = float('nan')
 iters_since_log = 0
-signals.at_once('')
+signals.after_iteration() # from here on a signal ends the run between two iterations, with a checkpoint
 model.train()
 while not eval_only:
 
@@ -266,26 +255,28 @@ while not eval_only:
     if iter_num >= max_iters:
         break
 
-    # all rows of this iteration, the same ones for every encoding, process count and micro-batch size
+    # all rows of this iteration, however they are cut into micro-batches
     x, y = task.batch(seed, iter_num, rows_per_iter)
     asked = (y >= 0).sum().item()
 
-    # forward and backward, a micro-batch at a time; a target counts the same in whichever micro-batch it lies
+    # forward and backward on every world-th micro-batch. The model's loss is a mean over the micro-batch; we
+    # want the mean over all targets of the iteration, so each counts by its share of them
     for micro in range(rank, gradient_accumulation_steps, world):
         rows = slice(micro * batch_size, (micro + 1) * batch_size)
-        xs, ys = x[rows].to(device).long(), y[rows].to(device).long()
-        share = (ys >= 0).sum().item() / asked * world # DDP takes the mean over processes
-        of_dropout = np.random.SeedSequence([seed, 0, iter_num, micro])
-        torch.manual_seed(int(of_dropout.generate_state(1)[0]))
-        is_last = micro + world >= gradient_accumulation_steps
-        with contextlib.nullcontext() if world == 1 or is_last else model.no_sync():
-            with context:
-                _, loss = model(xs, ys)
-            scaler.scale(loss * share).backward()
+        share = (y[rows] >= 0).sum().item() / asked
+        seed_dropout(seed, iter_num, micro)
+        if world > 1:
+            # processes exchange gradients once an iteration, in their last backward pass
+            model.require_backward_grad_sync = micro + world >= gradient_accumulation_steps
+        with context:
+            _, loss = model(x[rows].to(device).long(), y[rows].to(device).long())
+        # DDP takes the mean over processes, we want the sum: times world
+        scaler.scale(loss * (share * world)).backward()
 
     # clip the gradient, and step
     scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
+    max_norm = grad_clip or math.inf # at inf it clips nothing, but returns the norm
+    norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), max_norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -309,7 +300,7 @@ while not eval_only:
     iter_num += 1
 
     # a signal ends the run here, where everything can be taken up again
-    if number := stop_asked():
+    if number := largest(signals.caught or 0, world, device):
         stop_if_not_finite('training loss', loss.item())
         save(ckpt_path)
         say(f"stopped by signal {number} after iteration {iter_num - 1}; {ckpt_path} is saved, "
@@ -324,25 +315,31 @@ if master:
         val_loss = evaluate()
         say(f"val loss {val_loss * task.per_nat:.4f} {task.unit}")
     raw_model.eval()
-    name, metrics, scored = METRICS[task.metric][0], {}, eval_targets or block_size // 2
-    say(f"\n{'T':>6} {'T/L':>5} {name:>14} {'95% interval':>15} {'n':>7}")
+    metric_name, _, _ = METRICS[task.metric]
+    # of a text the same last k tokens are scored at every T, so that only their context differs
+    k = min(eval_targets or block_size // 2, *eval_lens)
+    metrics = {} # T: [mean, low, high, n], for the row
+    say(f"\n{'T':>6} {'T/L':>5} {metric_name:>14} {'95% interval':>15} {'n':>7}")
     for T in measured:
-        x, y = task.examples('test', T, eval_rows, seed, longest, min(scored, *eval_lens))
+        x, y = task.examples('test', T, eval_rows, seed, longest=longest, k=k)
         with torch.compiler.set_stance('force_eager'): # no compilation per length
             nats, hits = score(raw_model, x, y, task.answers, device, context)
         if not np.isfinite(nats).all():
             say(f"note: at T = {T} the loss is not finite; this length is left out")
             continue
         values = task.values(nats, hits, y.numpy())
-        lo, hi = interval(values)
-        metrics[T] = [round(float(v), 6) for v in (values.mean(), lo, hi)] + [len(values)]
-        say(f"{T:6} {T / block_size:5g} {values.mean():14.4f} {lo:8.4f}-{hi:.4f} {len(values):7,}")
+        mean, n = float(values.mean()), len(values)
+        low, high = interval(values)
+        metrics[T] = [round(mean, 6), round(float(low), 6), round(float(high), 6), n]
+        say(f"{T:6} {T / block_size:5g} {mean:14.4f} {low:8.4f}-{high:.4f} {n:7,}")
 
-    # the row of results.csv, before any more words; a finished run that is resumed has its row
+    # the row: who ran (run_id, label), the settings, the model, the seconds, the losses. A run gets one
+    # row: none with eval_only, and no second one when a finished run is resumed
     seconds = train_seconds, seconds_before + time.perf_counter() - start
     row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num, seconds,
                             device_name, val_loss, metrics)
-    if not eval_only and not (init_from == 'resume' and runs.find(results, **run_id)):
+    has_row = init_from == 'resume' and runs.find(results, **run_id)
+    if not (eval_only or has_row):
         runs.append(results, row)
         say(f"\na row is in {results}")
     say(f"next: python sample.py --out_dir={out_dir}; python probe.py --ckpt={ckpt_path}")

@@ -427,7 +427,7 @@ def test_processes_that_the_machine_has_no_device_for(monkeypatch, capfd):
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
     for device, backend, word in (('cpu', 'nccl', 'gloo'), ('cuda', '', 'nproc_per_node')):
         with pytest.raises(SystemExit) as e:
-            common.join_processes(device, backend)
+            common.join_processes(device, backend, 1)
         assert_refused(e.value.code, capfd.readouterr().err, word)
 
 # -----------------------------------------------------------------------------
