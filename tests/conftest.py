@@ -21,6 +21,7 @@ import torch
 torch.set_num_threads(1) # the workers of pytest-xdist share the cores
 # a job in the background ignores Ctrl-C, and what it starts does too: there would be none to test
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL) # and so does one of nohup with SIGHUP
 
 import runs
 from model import POS
