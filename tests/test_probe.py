@@ -165,7 +165,7 @@ def checkpoint(path, dataset='synth', seed=0, **kw):
     torch.manual_seed(seed)
     config = GPTConfig(**dict(block_size=32, vocab_size=3, n_layer=2, n_head=2, n_embd=16) | kw)
     settings = dict(dataset=dataset, kernel='mixed', omega=.2, kernel_seed=None, lengths=(), seed=seed,
-                    label=config.pos, block_size=config.block_size)
+                    label=config.pos, block_size=config.block_size, batch_size=4, gradient_accumulation_steps=1)
     torch.save(dict(model=GPT(config).state_dict(), model_args=asdict(config), config=settings, iter_num=7,
                     data='mixed omega=0.2', format=FORMAT), path)
     return str(path)
