@@ -514,14 +514,15 @@ if __name__ == '__main__': # the tests import the functions above
     # what can be refused without train.py
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
-    if taken := [k for k in typed() if k in SET_BY_GRID]:
-        usage(f"--{taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
-    if taken := [k for k in typed() if k in NO_TRAINING]:
-        usage(f"--{taken[0]}: a grid trains; give another --out_dir for other settings")
+    given = [(f'--{k}', k) for k in typed() if k not in OWN]
     for spec in specs:
-        keys = [word.partition('=')[0].lstrip('-') for word in spec.split(':')[1:]]
-        if taken := [k for k in keys if k in (*SET_BY_GRID, *NO_TRAINING, 'out_dir', 'results', 'pos')]:
-            usage(f"--pos={spec}: {taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
+        given += [(f'--pos={spec}', word.partition('=')[0].lstrip('-')) for word in spec.split(':')[1:]]
+    for where, key in given:
+        name = where if where == f'--{key}' else f'{where}: {key}'
+        if key in NO_TRAINING:
+            usage(f"{name}: a grid trains; give another --out_dir for other settings")
+        if key in (*SET_BY_GRID, 'out_dir', 'results', 'pos'):
+            usage(f"{name}: a grid sets that for each run, from --pos= and --seeds=")
     labels = tuple(label_of(spec) for spec in specs)
     lists = dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate)
     for name, values in lists.items():
