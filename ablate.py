@@ -54,6 +54,10 @@ OWN = '''
     pos seeds jobs learning_rate tune_seeds out_dir results report baseline plot figure title h help
 '''.split()
 
+# settings of train.py that no flag may give, and those of no run that trains from its start
+SET_BY_GRID = 'seed label json init_from skip_done dry_run'.split()
+NO_TRAINING = 'eval_only extend'.split()
+
 # -----------------------------------------------------------------------------
 # run
 
@@ -103,7 +107,11 @@ def train(spec, seed, rate, csv, how):
         out, err = child.communicate()
         children.discard(child)
     if child.returncode:
-        last = (err.strip().splitlines() or ['no word'])[-1]
+        says = (out.strip() or err) if child.returncode > 128 else err # a signal that it took itself
+        last = (says.strip().splitlines() or ['no word'])[-1]
+        if child.returncode < 0:
+            last = f'killed by {signal.Signals(-child.returncode).name}'
+            last += ' (out of memory?)' if last.endswith('SIGKILL') else ''
         return '', f"{last}\n  status {child.returncode} of {shlex.join(command)}"
     return out.strip().rpartition('\n')[2], ''
 
@@ -116,7 +124,7 @@ def check(specs):
 
 def run_grid(grid, csv):
     """[(spec, seed, rate)] -> the validation loss of each, `jobs` at a time, with progress and time left."""
-    start, losses, failed = time.monotonic(), [], []
+    start, losses, failed, lost = time.monotonic(), [], [], None
     with ThreadPoolExecutor(jobs) as pool:
         for last, error in pool.map(lambda run: train(*run, csv, 'skip_done=True'), grid):
             if caught:
@@ -130,8 +138,13 @@ def run_grid(grid, csv):
             try:
                 print(f"[{len(losses)}/{len(grid)}] {label_of(spec, rate)} seed={seed}: {value}, "
                       f"ETA {timedelta(seconds=round(left))}", flush=True)
-            except OSError: # nobody reads this any more
+            except OSError as e: # nobody reads this any more, or no room is left
+                sys.stdout, lost = open(os.devnull, 'w'), e
                 on_signal(signal.SIGTERM)
+    if isinstance(lost, BrokenPipeError):
+        sys.exit(141)
+    if lost:
+        fail(f"stdout cannot be written ({lost.strerror}); the same command goes on where it was")
     if caught:
         with suppress(OSError):
             name = signal.Signals(caught[0]).name
@@ -213,10 +226,14 @@ def read(path):
         try:
             seed, L = int(row['seed']), int(row['block_size'])
             lengths = {int(T): values for T, values in json.loads(row['metrics']).items()}
-            # of one window alone no interval is known: nan
-            values, _, _, counts = np.array([*lengths.values()], dtype=float).T
-            sound = min(L, *lengths) > 0 and (abs(values) < 1e30).all() and np.isfinite(counts).all()
-        except (ValueError, TypeError):
+            values = np.array([*lengths.values()], float) # of no metric is a value that large
+            known = abs(values) < 1e30
+            known[:, 1:3] |= np.isnan(values[:, 1:3]) # of one window no interval is known
+            sound = min(L, *lengths) > 0 and values.shape[1] == 4 and known.all()
+            lengths = dict(zip(lengths, values.tolist()))
+            if figure in RUN:
+                sound = sound and math.isfinite(float(row[figure]))
+        except (ValueError, TypeError, IndexError, OverflowError):
             sound = False
         if not sound or row['metric'] not in METRICS:
             fail(f"{path}: the row of label={row['label']!r} seed={row['seed']!r} is damaged; take it out")
@@ -304,8 +321,9 @@ def table(encodings, lengths):
             n, mean, compared = '', 'n/a', ['n/a', '', '', '']
             if cell := group.cells.get(T):
                 n, mean = str(cell['n']), plus_minus(cell)
-                if n == '1' and math.isfinite(group.lengths[T][1]): # the interval of its rows or windows
-                    mean += ' ({:.3f}-{:.3f})'.format(*group.lengths[T][1:3])
+                low, high = group.lengths.get(T, [math.nan] * 4)[1:3]
+                if n == '1' and low <= high: # the interval of its rows or windows, where it is known
+                    mean += f' ({low:.3f}-{high:.3f})'
             if cell and 'difference' in cell:
                 d = cell['difference']
                 compared = [plus_minus(d, '+'), small(d['p']), small(d['adjusted_p']), d['verdict']]
@@ -353,7 +371,7 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
     fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
     seen, ends, kinds = [], [], []
     for name, points in curves.items():
-        kind = name.split()[0]
+        kind = (name.split() or [''])[0]
         color = COLORS.get(kind, COLORS.get(kind.partition('+')[0], '#444444'))
         style = ['-', '--', ':', '-.'][kinds.count(kind) % 4] # of one encoding's variants
         x, mean, half = np.array([(x, c['mean'], c['half'] if c['n'] > 2 else np.nan) for x, c in points]).T
@@ -391,7 +409,7 @@ def figures(path, panels, chosen):
     stem, pictures = path.removesuffix('.csv'), {}
     for panel, encodings in panels.items():
         base = base_of(encodings)
-        best = {name.split()[0]: name for name in reversed(encodings)}
+        best = {(name.split() or [''])[0]: name for name in reversed(encodings)}
         shown = [name for name in encodings if name in (chosen or [base, *best.values()])]
         key = '' if figure in RUN else panel
         for name in sorted(shown, key=lambda name: name != base)[:7]:
@@ -478,31 +496,33 @@ if __name__ == '__main__': # the tests import the functions above
     mine = [a for a in sys.argv[1:] if a.startswith('-') and a.lstrip('-').partition('=')[0] in OWN]
     theirs = [a for a in sys.argv[1:] if a not in files + mine]
     configure(globals(), {'x >= 1': 'jobs', 'len(x) >= 1': 'seeds tune_seeds', "x != ''": 'out_dir',
-                          'all(0 <= n <= 10**9 for n in x)': 'seeds tune_seeds',
+                          'all(0 <= s <= 10**9 for s in x)': 'seeds tune_seeds',
                           'all(r > 0 for r in x)': 'learning_rate',
                           f"x in {['value', 'difference', *RUN[3:11]]}": 'figure'}, argv=mine)
     specs = [spec.strip() for spec in pos.split(',') if spec.strip()]
     if not find_spec('scipy'):
-        usage("the statistics need scipy: pip install scipy")
+        usage("the report needs scipy: pip install scipy")
     if report:
         if files or theirs:
             usage(f"{(files + theirs)[0]}: --report takes no config file and no setting of train.py")
-        of_report = 'pos report baseline plot figure title'.split()
-        of_runs = [key for key in typed() if key in OWN and key not in of_report]
-        if of_runs:
-            usage(f"--{of_runs[0]}: belongs to runs; --report shows all that the csv has")
+        of_runs = 'seeds jobs learning_rate tune_seeds out_dir results'.split()
+        if given := [k for k in typed() if k in of_runs]:
+            usage(f"--{given[0]}: belongs to runs; a report shows all that the csv has")
         report_on(os.path.join(report, 'results.csv') if os.path.isdir(report) else report, specs)
         sys.exit()
 
     # what can be refused without train.py
     if not files or not specs:
         usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
-    of_the_grid = 'seed label json init_from skip_done dry_run eval_only extend'.split()
-    of_specs = [setting.partition('=')[0] for spec in specs for setting in spec.split(':')[1:]]
-    taken = [key for key in typed() if key in of_the_grid]
-    taken += [key for key in of_specs if key in (*of_the_grid, 'pos', 'out_dir', 'results')]
-    if taken:
-        usage(f"--{taken[0]}: a grid sets that for each run, from --pos= and --seeds=")
+    given = [(f'--{k}', k) for k in typed() if k not in OWN]
+    for spec in specs:
+        given += [(f'--pos={spec}', word.partition('=')[0].lstrip('-')) for word in spec.split(':')[1:]]
+    for where, key in given:
+        name = where if where == f'--{key}' else f'{where}: {key}'
+        if key in NO_TRAINING:
+            usage(f"{name}: a grid trains; give another --out_dir for other settings")
+        if key in (*SET_BY_GRID, 'out_dir', 'results', 'pos'):
+            usage(f"{name}: a grid sets that for each run, from --pos= and --seeds=")
     labels = tuple(label_of(spec) for spec in specs)
     lists = dict(pos=labels, seeds=seeds, tune_seeds=tune_seeds, learning_rate=learning_rate)
     for name, values in lists.items():

@@ -18,11 +18,11 @@ import re
 import json
 import time
 import platform
-import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 
-from configurator import configure, usage # before torch: it makes Ctrl-C one line
+from configurator import configure, typed, usage # before torch: it makes Ctrl-C one line
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -241,12 +241,15 @@ def memory(name, T, B, train):
         return memory_here(name, T, B, train)
     found = []
     for _ in range(1 if train else 3): # a forward pass needs little, and an allocator has its moods
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
+        with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as pool:
             try:
-                found.append(pool.submit(memory_here, name, T, B, train).result())
-            except BrokenProcessPool: # killed, for lack of memory as a rule
-                return None
-    return None if None in found else median(found)
+                mb = pool.submit(memory_here, name, T, B, train).result()
+            except BrokenProcessPool: # it was killed: no memory was left
+                mb = None
+        if mb is None:
+            return None
+        found.append(mb)
+    return median(found)
 
 def memory_here(name, T, B, train):
     model, work = build(name, T), step_of if train else forward_of
@@ -366,6 +369,14 @@ def main():
             usage(f"{name}: /masked takes an encoding with a bias, such as rope+t5/masked")
     if plot:
         pyplot() # what is missing is said now, not after the tables
+    unused, where = ['decode_T'], 'without decode=True'
+    if decode:
+        unused, where = 'T steps memory_T plot out_dir compile'.split(), 'with decode=True'
+    elif not steps:
+        unused, where = 'T plot out_dir compile decode_T'.split(), 'with steps=False'
+    for flag in dict.fromkeys(typed()):
+        if flag in unused:
+            print(f"note: {flag} has no effect {where}")
     begin = time.perf_counter()
     card = dict(device=device, dtype=dtype, compile=compile, threads=torch.get_num_threads(),
                 torch=torch.__version__)

@@ -20,14 +20,14 @@ import textwrap
 from contextlib import nullcontext
 from dataclasses import replace
 
-from configurator import configure, usage # before torch: it makes Ctrl-C one line
+from configurator import configure, typed, usage # before torch: it makes Ctrl-C one line
 
 import numpy as np
 import torch
 
 from common import COLORS, pyplot, save_figure
 from model import BIASES, GPTConfig, POS, make_pos, reference_attention
-from runs import load, model_of
+from runs import digest, load, model_of, settings_that_count
 from tasks import KERNELS, interval, make_task, score
 
 # -----------------------------------------------------------------------------
@@ -415,6 +415,7 @@ def open_checkpoint(path):
     model = model_of(checkpoint, path).eval().requires_grad_(False)
     settings = checkpoint['config']
     about = dict(ckpt=path, label=settings.get('label') or model.config.pos, seed=settings.get('seed'))
+    about |= dict(config_hash=digest(settings_that_count(settings)), data=checkpoint['data'])
     print(f"\n{path}: {about['label']}, seed {about['seed']}, iteration {checkpoint.get('iter_num')}")
     print(textwrap.indent(textwrap.fill(model.describe(), 96), '   '))
     task = make_task(settings)
@@ -425,7 +426,10 @@ def open_checkpoint(path):
 def examples_of(model, task, multiples):
     """{T: fresh rows x, y} at those multiples of the training length that the model and the task can have."""
     L = model.config.block_size
-    lengths, _ = task.available([L * n for n in multiples if L * n <= model.longest])
+    asked = [L * n for n in multiples if L * n <= model.longest]
+    lengths, why = task.available(asked)
+    if len(lengths) < len(asked):
+        print(f"   note: not measured at {', '.join(str(T) for T in asked if T not in lengths)}: {why}")
     return {T: task.examples('test', T, rows, seed + FRESH, max(lengths), L // 2) for T in lengths}
 
 def measure(model, task, x, y):
@@ -541,10 +545,14 @@ def placebo_of(path):
     return out
 
 def placebos(paths):
-    """The table of all checkpoints: those of one label, which differ in their seeds, are one line."""
+    """The table of all checkpoints: those that differ in their seeds alone are one line."""
     out, groups, lines = [r for path in paths for r in placebo_of(path)], {}, []
+    kinds = {(r['label'], r['config_hash'], r['data']) for r in out}
     for r in out:
-        key = (r['label'], r['metric'], f"{r['length']:g}", f"{r['temperature']:g}")
+        # what tells runs of one label apart
+        same = [kind for kind in kinds if kind[0] == r['label']]
+        finer = [r[k] for n, k in ((1, 'config_hash'), (2, 'data')) if len({kind[n] for kind in same}) > 1]
+        key = (' '.join([r['label'], *finer]), r['metric'], f"{r['length']:g}", f"{r['temperature']:g}")
         groups.setdefault(key, {}).setdefault(r['eta'], []).append(r.pop('values'))
     for key, by_eta in groups.items():
         cells = []
@@ -552,6 +560,8 @@ def placebos(paths):
             x = values[0] if len(values) == 1 else np.array([v.mean() for v in values])
             cells.append(f'{x.mean():.3f} +-{x.std(ddof=1) / len(x) ** .5:.3f}')
         lines.append([*key, len(by_eta['learned']), *cells, *[None] * (3 - len(cells))])
+    if not lines: # it was said why
+        return out
     print("\n7. Placebo: the last layer's attention at other temperatures, with eta as learned; and what it\n"
           "   changes when eta is 0, or shuffled over the heads and blocks of a layer.\n"
           f"   {rows} fresh rows (or windows). +-: standard error over the n checkpoints of a label; where\n"
@@ -651,9 +661,10 @@ def plot_learned(models):
         for ax, T in zip(line, (min(r['lengths']), max(r['lengths']))):
             at, d = r['lengths'][T], np.arange(1, T)
             kernel, teacher = at['kernel'], r['teacher'](at['lags'])
+            kind = (r['label'].split() or [''])[0]
             kernel = kernel * (kernel @ teacher) / max(kernel @ kernel, 1e-300) # a sign has no scale
             ax.plot(d, r['teacher'](d), color='0.75', lw=.8, label='teacher')
-            ax.plot(at['lags'], kernel, 'o', ms=3, color=COLORS.get(r['label'].split()[0]), label=r['label'])
+            ax.plot(at['lags'], kernel, 'o', ms=3, color=COLORS.get(kind), label=r['label'])
             ax.set_title(f"T = {T}, {T / r['L']:g} L: correlation {at['correlation']:.2f}")
         line[0].set_ylabel('kernel')
         line[1].legend(frameon=False, loc='upper left')
@@ -673,8 +684,19 @@ def main():
     start, draw = time.perf_counter(), []
     if placebo and not ckpt:
         usage('placebo=True reads checkpoints: give --ckpt=out/ckpt.pt, or several with commas between them')
-    if plot:
+    there = [os.path.realpath(path) for path in ckpt]
+    if twice := [path for path, real in zip(ckpt, there) if placebo and there.count(real) > 1]:
+        usage(f"--ckpt={twice[-1]}: the same checkpoint stands there twice")
+    if plot and not placebo:
         pyplot() # what is missing is said now, not after the tables
+    unused, where = 'temperatures rows flip_lags flip_rows'.split(), 'without ckpt'
+    if placebo:
+        unused, where = 'only L ridge plot out_dir flip_lags flip_rows'.split(), 'with placebo=True'
+    elif ckpt:
+        unused, where = 'only L ridge temperatures'.split(), 'with ckpt, without placebo=True'
+    for flag in dict.fromkeys(typed()):
+        if flag in unused:
+            print(f"note: {flag} has no effect {where}")
     print(f"probe: cpu, torch {torch.__version__}, numpy {np.__version__}; seed={seed}")
     out = dict(seed=seed, torch=torch.__version__)
     if placebo:

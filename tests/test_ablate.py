@@ -4,6 +4,7 @@ runs them.
 """
 
 import csv
+import importlib.util
 import json
 import os
 import runpy
@@ -36,7 +37,7 @@ PLAIN = {
 def row(label='rope', seed=0, values=(.5,), **cells):
     """A row of results.csv with these metrics at L, 2L, 4L ..."""
     metrics = {16 * 2 ** n: [v, v - .1, v + .1, 100] for n, v in enumerate(values)}
-    own = {'label': label, 'pos': label.split()[0], 'config_hash': label, 'seed': seed}
+    own = {'label': label, 'pos': label.partition(' ')[0], 'config_hash': label, 'seed': seed}
     return {name: '' for name in COLUMNS} | PLAIN | own | {'metrics': json.dumps(metrics)} | cells
 
 def rows_of(label, values, **cells):
@@ -248,12 +249,36 @@ def test_the_sign_and_the_margin_come_from_the_metric(tmp_path, monkeypatch):
 @pytest.mark.parametrize('cells', [
     dict(metrics='{"16": [NaN, 0, 1, 9]}'), dict(metrics='{"16": [0.5, 0, 1]}'), dict(metrics='{"16": 0.5}'),
     dict(metrics='{}'), dict(metrics='{"x": [0.5, 0, 1, 9]}'), dict(metrics='{"16": ["a", 0, 1, 9]}'),
+    dict(metrics='{"16": [1e308, 0, 1, 9]}'), dict(metrics='{"16": [0.5, 0, 1, NaN]}'),
+    dict(metrics='{"16": [0.5, 0, Infinity, 9]}'),
     dict(seed='x'), dict(block_size='0'), dict(block_size=''), dict(metric='zzz')])
 def test_a_damaged_row_is_one_line(tmp_path, capsys, cells):
     path = write(tmp_path / 'odd.csv', [row(), row(**cells)])
     with pytest.raises(SystemExit) as e:
         ablate.read(path)
     assert e.value.code == 1 and 'odd.csv' in (line := capsys.readouterr().err) and line.count('\n') == 1
+
+def test_a_row_of_one_window_has_no_interval_and_is_shown(script, tmp_path):
+    write(tmp_path / 'r.csv', [row(metrics='{"16": [0.5, NaN, NaN, 1]}')])
+    out, _ = script('--report=r.csv', '--plot=False', cwd=tmp_path)
+    assert '0.500' in out and 'nan' not in out
+
+def test_a_cell_that_is_no_number_cannot_be_drawn_by(script, tmp_path):
+    write(tmp_path / 'r.csv', [row(n_layer='x')])
+    _, err = script('--report=r.csv', '--figure=n_layer', cwd=tmp_path, status=1)
+    assert 'damaged' in err and err.count('\n') == 1
+
+def test_a_blank_label_does_not_end_a_report(script, tmp_path):
+    write(tmp_path / 'r.csv', [row(label=' ', seed=seed, config_hash='c') for seed in (0, 1)])
+    out, _ = script('--report=r.csv', cwd=tmp_path)
+    assert 'r.png' in out
+
+@pytest.mark.parametrize('flag', [
+    '--seeds=0', '--jobs=2', '--learning_rate=.1', '--tune_seeds=1', '--out_dir=x', '--results=x.csv'])
+def test_what_belongs_to_runs_is_refused_in_a_report(script, tmp_path, flag):
+    write(tmp_path / 'r.csv', [row()])
+    _, err = script('--report=r.csv', flag, cwd=tmp_path, status=2)
+    assert flag.partition('=')[0] in err and err.count('\n') == 1
 
 @pytest.mark.slow
 @pytest.mark.parametrize('encodings', [20, 5000])
@@ -374,6 +399,11 @@ with open('commands.txt', 'a') as f:
     f.write(json.dumps(flags) + '\\n')
 if 'dry_run' in flags:
     sys.exit()
+if 'kill' in flags:
+    os.kill(os.getpid(), signal.SIGKILL)
+if 'ends' in flags:
+    print('saved at iteration 3')
+    sys.exit(143)
 os.makedirs(flags['out_dir'])
 def save(number, frame):
     open(flags['out_dir'] + '/saved', 'w').close()
@@ -441,6 +471,12 @@ def test_the_rate_is_tuned_on_seeds_that_are_not_reported(grid, tmp_path):
     (['--pos=rope', '--jobs=0'], ['jobs']),
     (['--pos=rope:learning_rate=1', '--learning_rate=1,2'], ['rope:learning_rate=1', 'of its own']),
     (['--pos=rope', '--learning_rate=1,2', '--seeds=0,1000'], ['tune_seeds', '1000']),
+    (['--pos=rope', '--seeds=0,-1'], ['seeds']), (['--pos=rope', '--tune_seeds=5000000000'], ['tune_seeds']),
+    (['--pos=rope', '--learning_rate=.1,0'], ['learning_rate']),
+    (['--pos=rope', '--eval_only=True'], ['--eval_only', 'a grid trains']),
+    (['--pos=rope', '--extend=True'], ['--extend', 'a grid trains']),
+    *[([f'--pos=rope:{key}=1'], [f'rope:{key}=1', 'a grid']) for key in
+      'seed label json init_from skip_done dry_run out_dir results pos eval_only extend'.split()],
     (['--pos=rope', '--figure=note'], ['figure']),
     (['--pos=rope', '--typo=1'], ['--typo', 'no such setting']),
     (['--pos=rope,damped:typo=1'], ['--typo', 'no such setting'])])
@@ -459,6 +495,33 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(grid, tmp_path):
     (tmp_path / 'out-ablate' / 'rope_s0').mkdir(parents=True) # so that this train.py dies
     out, err = grid('--pos=rope,damped', '--seeds=0', status=1)
     assert 'rope seed=0: FAILED' in out and '1 of 2 runs failed' in err and len(commands(tmp_path)) == 2
+
+@pytest.mark.parametrize('flag, words', [
+    ('--kill=1', 'killed by SIGKILL (out of memory?)'), ('--ends=1', 'saved at iteration 3')])
+def test_how_a_run_was_ended_is_said(grid, flag, words):
+    _, err = grid('--pos=rope', '--seeds=0', flag, status=1)
+    assert words in err and 'no word' not in err
+
+def test_a_full_disk_behind_stdout_is_named(grid, monkeypatch):
+    class Full:
+        def write(self, text):
+            raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(sys, 'stdout', Full())
+    _, err = grid('--pos=rope', '--seeds=0', status=1)
+    assert 'stdout cannot be written (No space left' in err and 'SIGTERM' not in err
+
+def test_a_reader_that_went_away_is_no_signal(grid, monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+    monkeypatch.setattr(sys, 'stdout', Closed())
+    _, err = grid('--pos=rope', '--seeds=0', status=141)
+    assert not err
+
+def test_without_scipy_nothing_is_run(grid, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    _, err = grid('--pos=rope', status=2)
+    assert 'pip install scipy' in err and not (tmp_path / 'commands.txt').exists()
 
 @pytest.mark.parametrize('number', SIGNALS)
 def test_a_signal_reaches_every_run_and_they_save(grid, tmp_path, number):

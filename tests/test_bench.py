@@ -4,6 +4,7 @@ bench.py as a user runs it. What it times is not tested (a ratio on a shared mac
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -66,6 +67,22 @@ def test_a_wrong_encoding_is_found_before_any_timing(tmp_path):
     errors = json.loads(p.stdout.splitlines()[-1])['errors']
     assert p.returncode == 1 and 'jordan_scaled' in p.stderr and 'rope' not in p.stderr
     assert errors['jordan_scaled'] > 0.01 and errors['rope'] < 1e-5
+
+def killed(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_a_worker_that_is_killed_is_not_waited_for(monkeypatch):
+    monkeypatch.setenv('TORCHINDUCTOR_FORCE_DISABLE_CACHES', '1')
+    monkeypatch.setattr(sys, 'argv', ['bench.py', '--device=cpu'])
+    monkeypatch.delitem(sys.modules, 'bench', raising=False)
+    import bench as module
+    monkeypatch.setattr(module, 'memory_here', killed)
+    assert module.memory('rope', 16, 1, train=False) is None
+
+def test_flags_without_effect_on_decoding_are_named(tmp_path):
+    p = bench('--pos=rope', '--decode=True', '--decode_T=16', '--memory_T=0', '--plot=False', cwd=tmp_path)
+    notes = [line for line in p.stdout.splitlines() if line.startswith('note: ')]
+    assert notes == [f'note: {flag} has no effect with decode=True' for flag in ('memory_T', 'plot')]
 
 @pytest.mark.slow
 def test_without_a_compiler_it_goes_on_in_eager_mode(tmp_path):

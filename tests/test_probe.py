@@ -165,7 +165,8 @@ def checkpoint(path, dataset='synth', seed=0, **kw):
     torch.manual_seed(seed)
     config = GPTConfig(**dict(block_size=32, vocab_size=3, n_layer=2, n_head=2, n_embd=16) | kw)
     settings = dict(dataset=dataset, kernel='mixed', omega=.2, kernel_seed=None, lengths=(), seed=seed,
-                    label=config.pos, block_size=config.block_size)
+                    label=config.pos, block_size=config.block_size, batch_size=4,
+                    gradient_accumulation_steps=1)
     torch.save(dict(model=GPT(config).state_dict(), model_args=asdict(config), config=settings, iter_num=7,
                     data='mixed omega=0.2', format=FORMAT), path)
     return str(path)
@@ -251,6 +252,40 @@ def test_seeds_of_one_label_are_one_line(tmp_path, small, capsys):
     probe.placebos([checkpoint(tmp_path / f'{n}.pt', pos='jordan_scaled', seed=n) for n in range(3)])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('  jordan_scaled')]
     assert [line.split()[4] for line in lines] == ['3'] * 4
+
+@pytest.mark.parametrize('what', ['config', 'data'])
+def test_runs_of_one_label_that_differ_are_lines_of_their_own(tmp_path, small, capsys, what):
+    paths = [checkpoint(tmp_path / f'{n}.pt', pos='rope', seed=n) for n in range(2)]
+    saved = torch.load(paths[1], weights_only=True)
+    saved |= {'data': 'other'} if what == 'data' else {'config': saved['config'] | {'max_iters': 9}}
+    torch.save(saved, paths[1])
+    probe.placebos(paths)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('  rope ')]
+    assert len(lines) == 8 and len({line.split('  ')[1] for line in lines}) == 2
+
+def test_a_checkpoint_given_twice_is_one_line(tmp_path, monkeypatch, capsys):
+    path = checkpoint(tmp_path / 'a.pt', pos='rope')
+    os.symlink(path, tmp_path / 'b.pt')
+    monkeypatch.setattr(probe, 'placebo', True)
+    monkeypatch.setattr(probe, 'ckpt', (path, str(tmp_path / 'b.pt')))
+    with pytest.raises(SystemExit) as end:
+        probe.main()
+    assert end.value.code == 2 and 'twice' in capsys.readouterr().err
+
+def test_lengths_that_the_task_has_not_are_said(tmp_path, small, monkeypatch, capsys):
+    monkeypatch.setattr(KernelTask, 'available', lambda self, lengths: ((), 'test.bin has 9 tokens'))
+    probe.placebos([checkpoint(tmp_path / 'ckpt.pt', pos='rope')])
+    out = capsys.readouterr().out
+    assert 'test.bin has 9 tokens' in out and 'Placebo' not in out
+
+@pytest.mark.parametrize('flag', ['only', 'ridge', 'plot', 'flip_lags'])
+def test_flags_without_effect_on_placebo_are_named(tmp_path, monkeypatch, capsys, flag):
+    monkeypatch.setattr(probe, 'placebo', True)
+    monkeypatch.setattr(probe, 'ckpt', (str(tmp_path / 'nowhere.pt'),))
+    monkeypatch.setattr(sys, 'argv', ['probe.py', f'--{flag}=1'])
+    with pytest.raises(SystemExit):
+        probe.main()
+    assert f'note: {flag} has no effect with placebo=True' in capsys.readouterr().out
 
 def test_placebo_takes_the_metric_of_any_task(tmp_path, small, monkeypatch):
     monkeypatch.setitem(tasks.TASKS, 'mine', Parity)
