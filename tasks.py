@@ -200,19 +200,23 @@ class KernelTask(Task):
     def __init__(self, config):
         name, L, omega = config['kernel'], config['block_size'], config['omega']
         if name in KERNELS:
-            self.K = lambda d: KERNELS[name](d, L, omega) # the teacher at lags d >= 1
+            self.teacher = lambda d: KERNELS[name](d, L, omega)
             self.note = f"{name} omega={omega:.4g}"
             if name == 'linear':
                 self.settings = 'kernel', 'lengths'
         elif name == 'random':
             # another teacher for every seed, unless one is asked for
             given = config['kernel_seed']
-            self.K = random_kernel(config['seed'] if given is None else given, L)
+            self.teacher = random_kernel(config['seed'] if given is None else given, L)
             self.note = 'random kernel' if given is None else f"random kernel {given}"
             self.settings = 'kernel', 'kernel_seed', 'lengths'
         else:
             usage(f"kernel={name!r}: expected one of {', '.join(KERNELS)}, random")
         super().__init__(config)
+
+    def K(self, d):
+        """The teacher at lags d >= 1."""
+        return self.teacher(d)
 
     def rows(self, rng, T, n):
         bits = rng.integers(0, 2, (n, T - 1), dtype=np.uint8)

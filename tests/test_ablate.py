@@ -465,7 +465,7 @@ def test_the_rate_is_tuned_on_seeds_that_are_not_reported(grid, tmp_path):
     (['--pos=rope,rope'], ['--pos', 'rope', 'twice']),
     (['--pos=damped:pos_c=1,damped:pos_c=1.0'], ['damped c=1', 'twice']),
     (['--pos=rope', '--seeds=0,-1'], ['seeds', '-1']), (['--pos=rope', '--eval_only=True'], ['--eval_only']),
-    (['--pos=rope:seed=5'], ['--seed']), (['--pos=rope:out_dir=x'], ['--out_dir']),
+    (['--pos=rope:seed=5'], ['seed']), (['--pos=rope:out_dir=x'], ['out_dir']),
     (['--pos=rope', '--seeds=0,0'], ['--seeds', 'twice']), (['--pos=rope', '--seed=1'], ['--seed']),
     (['--pos=rope', '--label=x'], ['--label']), (['--pos='], ['--pos']),
     (['--pos=rope', '--jobs=0'], ['jobs']),
