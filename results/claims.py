@@ -13,6 +13,7 @@ adjusted p and verdict. <!--size:model.py-->44<!----> is the size of a file in K
 import os
 import re
 import sys
+from functools import cache
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
 from configurator import ROOT, configure
@@ -29,17 +30,22 @@ def named(encodings, name):
     """The rows of this encoding, or None."""
     return next((group for key, group in encodings.items() if key.replace(' ', '_') == name), None)
 
+@cache
+def compared(study, base):
+    """The panels of a csv, p adjusted for all comparisons with this baseline. Many claims want the same."""
+    panels = ablate.read(os.path.join(ROOT, 'results', f'{study}.csv'))
+    known = {key.replace(' ', '_'): key for encodings in panels.values() for key in encodings}
+    ablate.baseline = known[base]
+    ablate.compare(panels)
+    return panels
+
 def text_of(study, names, length, panel):
     """What the csv of a study says: '0.982 ±0.009', or '+0.171 ±0.025 (n = 5, p < .001, better)'."""
     if study == 'size':
         return f'{os.path.getsize(os.path.join(ROOT, names)) / 1000:.0f}'
 
-    # with the baseline of this claim, and p adjusted for all comparisons of the csv with that one
     name, _, base = names.partition('-')
-    panels = ablate.read(os.path.join(ROOT, 'results', f'{study}.csv'))
-    known = {key.replace(' ', '_'): key for encodings in panels.values() for key in encodings}
-    ablate.baseline = known[base] if base else 'rope'
-    ablate.compare(panels)
+    panels = compared(study, base or 'rope')
 
     # the one panel that has it
     found = [named(encodings, name) for key, encodings in panels.items() if not panel or panel in key.split()]
