@@ -69,6 +69,10 @@ def on_signal(number, frame=None):
     for child in list(children):
         child.send_signal(number)
 
+def name_of(number):
+    """SIGKILL of 9; real-time signals have no name."""
+    return signal.Signals(number).name if number in [*signal.Signals] else f'signal {number}'
+
 def label_of(spec, rate=None):
     """'damped:pos_c=.1' -> 'damped c=0.1': the name of its rows. A rate that was tuned belongs to it."""
     words = spec.split(':')
@@ -110,7 +114,7 @@ def train(spec, seed, rate, csv, how):
         says = (out.strip() or err) if child.returncode > 128 else err # a signal that it took itself
         last = (says.strip().splitlines() or ['no word'])[-1]
         if child.returncode < 0:
-            last = f'killed by {signal.Signals(-child.returncode).name}'
+            last = f'killed by {name_of(-child.returncode)}'
             last += ' (out of memory?)' if last.endswith('SIGKILL') else ''
         return '', f"{last}\n  status {child.returncode} of {shlex.join(command)}"
     return out.strip().rpartition('\n')[2], ''
@@ -147,8 +151,8 @@ def run_grid(grid, csv):
         fail(f"stdout cannot be written ({lost.strerror}); the same command goes on where it was")
     if caught:
         with suppress(OSError):
-            name = signal.Signals(caught[0]).name
-            print(f"ablate.py: stopped by {name}; the same command goes on where it was", file=sys.stderr)
+            print(f"ablate.py: stopped by {name_of(caught[0])}; the same command goes on where it was",
+                  file=sys.stderr)
         sys.exit(128 + caught[0])
     if failed:
         fail(f"{len(failed)} of {len(grid)} runs failed, the rest is in {csv}; the first: {failed[0]}")

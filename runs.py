@@ -102,13 +102,15 @@ def lengths_to_measure(config, task, say):
     asked, L = config['eval_lens'], config['block_size']
     measured, why = task.available(asked)
     longest = max(measured, default=0) # of the task: the same targets are scored for every encoding
-    if config['pos'] == 'learned':
+    reasons = [why] if len(measured) < len(asked) else []
+    if config['pos'] == 'learned' and longest > L:
         measured = tuple(T for T in measured if T <= L)
-        why = f'pos=learned has no positions beyond block_size={L}'
+        reasons.append(f'pos=learned has no positions beyond block_size={L}')
     if not measured:
-        fail(f"nothing can be measured at {', '.join(map(str, asked))}: {why}")
-    if len(measured) < len(asked):
-        say(f"note: not measured at {', '.join(str(T) for T in asked if T not in measured)}: {why}")
+        fail(f"nothing can be measured at {', '.join(map(str, asked))}: {'; '.join(reasons)}")
+    if reasons:
+        missing = ', '.join(str(T) for T in asked if T not in measured)
+        say(f"note: not measured at {missing}: {'; '.join(reasons)}")
     return measured, longest
 
 # -----------------------------------------------------------------------------

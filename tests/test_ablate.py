@@ -400,7 +400,7 @@ with open('commands.txt', 'a') as f:
 if 'dry_run' in flags:
     sys.exit()
 if 'kill' in flags:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), int(flags['kill']))
 if 'ends' in flags:
     print('saved at iteration 3')
     sys.exit(143)
@@ -497,7 +497,8 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(grid, tmp_path):
     assert 'rope seed=0: FAILED' in out and '1 of 2 runs failed' in err and len(commands(tmp_path)) == 2
 
 @pytest.mark.parametrize('flag, words', [
-    ('--kill=1', 'killed by SIGKILL (out of memory?)'), ('--ends=1', 'saved at iteration 3')])
+    ('--kill=9', 'killed by SIGKILL (out of memory?)'), ('--kill=35', 'killed by signal 35'), # it has no name
+    ('--ends=1', 'saved at iteration 3')])
 def test_how_a_run_was_ended_is_said(grid, flag, words):
     _, err = grid('--pos=rope', '--seeds=0', flag, status=1)
     assert words in err and 'no word' not in err

@@ -496,6 +496,15 @@ def test_lengths_that_cannot_be_measured_are_refused_before_training(here, folde
     assert_refused(run.status, run.err, '1000, 2000', 'test.bin', code=1)
     assert not os.path.exists('out')
 
+@pytest.mark.parametrize('pos, lens, reasons', [
+    ('rope', '16,1000', ['test.bin']), ('learned', '16,64', ['pos=learned']),
+    ('learned', '16,64,1000', ['test.bin', 'pos=learned']), ('learned', '8,1000', ['test.bin'])])
+def test_what_is_left_out_of_the_measurement_has_its_own_reason(here, folders, pos, lens, reasons):
+    stream(test=100)
+    run = here('train.py', *TINY, '--dataset=t', f'--pos={pos}', f'--eval_lens={lens}', '--max_iters=1')
+    note = next(line for line in run.out.splitlines() if 'not measured' in line)
+    assert [reason for reason in ('test.bin', 'pos=learned') if reason in note] == reasons
+
 # -----------------------------------------------------------------------------
 # 10 distributed: tests/test_train.py has the numbers
 
