@@ -25,7 +25,7 @@ from configurator import configure, typed, usage # before torch: it makes Ctrl-C
 import numpy as np
 import torch
 
-from common import COLORS, pyplot, save_figure
+from common import COLORS, fail, pyplot, save_figure
 from model import BIASES, GPTConfig, POS, make_pos, reference_attention
 from runs import digest, load, model_of, settings_that_count
 from tasks import KERNELS, interval, make_task, score
@@ -546,6 +546,15 @@ def placebo_of(path):
 
 def placebos(paths):
     """The table of all checkpoints: those that differ in their seeds alone are one line."""
+    from ablate import t_interval
+    # best.pt and ckpt.pt of one run are not two seeds
+    runs = {}
+    for path in paths:
+        checkpoint = load(path)
+        first = runs.setdefault((digest(checkpoint['config']), checkpoint['data']), path)
+        if first != path:
+            fail(f"{path}: of the same run as {first}; give one of the two")
+
     out, groups, lines = [r for path in paths for r in placebo_of(path)], {}, []
     kinds = {(r['label'], r['config_hash'], r['data']) for r in out}
     for r in out:
@@ -555,16 +564,16 @@ def placebos(paths):
         key = (' '.join([r['label'], *finer]), r['metric'], f"{r['length']:g}", f"{r['temperature']:g}")
         groups.setdefault(key, {}).setdefault(r['eta'], []).append(r.pop('values'))
     for key, by_eta in groups.items():
-        cells = []
-        for values in by_eta.values():
-            x = values[0] if len(values) == 1 else np.array([v.mean() for v in values])
-            cells.append(f'{x.mean():.3f} +-{x.std(ddof=1) / len(x) ** .5:.3f}')
+        # the values of one checkpoint's rows, or the mean of each checkpoint
+        samples = [v[0] if len(v) == 1 else [x.mean() for x in v] for v in by_eta.values()]
+        mean, half, _ = t_interval(samples)
+        cells = [f'{m:.3f} ±{h:.3f}' for m, h in zip(mean, half)]
         lines.append([*key, len(by_eta['learned']), *cells, *[None] * (3 - len(cells))])
     if not lines: # it was said why
         return out
     print("\n7. Placebo: the last layer's attention at other temperatures, with eta as learned; and what it\n"
           "   changes when eta is 0, or shuffled over the heads and blocks of a layer.\n"
-          f"   {rows} fresh rows (or windows). +-: standard error over the n checkpoints of a label; where\n"
+          f"   {rows} fresh rows (or windows). ±: 95% t interval over the n checkpoints of a label; where\n"
           "   n = 1 over rows, paired\n")
     table(['encoding', 'metric', 'T/L', 'temperature', 'n', 'as learned', 'eta 0', 'shuffled'], lines)
     return out

@@ -234,7 +234,7 @@ def test_without_shear_jordan_is_damped(tmp_path, small):
     damped = str(tmp_path / 'damped.pt')
     saved = torch.load(path, weights_only=True)
     saved['model'] = {k: v for k, v in saved['model'].items() if 'eta' not in k}
-    saved['model_args']['pos'] = 'damped'
+    saved['model_args']['pos'] = saved['config']['pos'] = 'damped'
     torch.save(saved, damped)
     rows = placebo_rows([path, damped])
     for T in (32, 256):
@@ -262,6 +262,12 @@ def test_runs_of_one_label_that_differ_are_lines_of_their_own(tmp_path, small, c
     probe.placebos(paths)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('  rope ')]
     assert len(lines) == 8 and len({line.split('  ')[1] for line in lines}) == 2
+
+def test_two_checkpoints_of_one_run_are_refused(tmp_path, small, capsys):
+    paths = [checkpoint(tmp_path / f'{name}.pt', pos='rope') for name in ('best', 'ckpt')]
+    with pytest.raises(SystemExit) as stop:
+        probe.placebos(paths)
+    assert stop.value.code == 1 and 'of the same run as' in capsys.readouterr().err
 
 def test_a_checkpoint_given_twice_is_one_line(tmp_path, monkeypatch, capsys):
     path = checkpoint(tmp_path / 'a.pt', pos='rope')
