@@ -29,5 +29,9 @@ python ablate.py config/music.py --jobs=2 --seeds=0,1,2,3,4 --pos=rope,jordan_sc
 python probe.py --placebo=True --temperatures=1 --ckpt="$(ls out-music-study/jordan*/ckpt.pt | paste -sd,)" \
     > results/music_placebo.txt
 
+# does a head use distance times the period of a bar?
+python data/music/kernel.py --plot=True --ckpt="$(ls -d out-music-study/jordan_scaled+alibi_s0*)/ckpt.pt" \
+    > results/music_kernel.txt
+
 # to look at: a piece that goes on, beside the original
 python sample.py --out_dir="$(ls -d out-music-study/jordan_scaled+alibi_s0*)" --start=PIECE:0 --num_samples=1

@@ -21,7 +21,8 @@ import torch
 REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, REPO)
 import tasks
-from data.music import ngram, notes, prepare
+from data.music import kernel, ngram, notes, prepare
+from model import GPTConfig, make_pos
 
 def need_music21():
     return pytest.importorskip('music21', reason='music21 is not installed: pip install music21')
@@ -355,6 +356,41 @@ def test_ngram_command(root):
     assert all(2 < b < 8 for b in bits)
     # the windows are the task's
     assert ' windows of 256 tokens' in r.stdout
+
+# -----------------------------------------------------------------------------
+# what a head makes of a lag
+
+@torch.no_grad()
+def test_the_kernel_of_one_block_and_its_shear():
+    """One block, query (1, 0), key (1, 2): e^{-gamma d} (cos d + 2 eta (d/L) cos d) / sqrt(hs), by hand."""
+    config = GPTConfig(pos='jordan_exact', block_size=64, n_head=1, n_embd=4, pos_gamma0=.01, pos_eta0=3.0)
+    pos, lags = make_pos(config).double(), torch.arange(200)
+    q, k = torch.tensor([[[1., 0, 0, 0]]]).double(), torch.tensor([[[1., 0, 2, 0]]]).double()
+    d = lags.double()
+    fade = torch.exp(-.01 * d) * torch.cos(d) / 2
+    assert torch.allclose(kernel.kernels(pos, q, k, lags)[0], fade * (1 + 6 * d / 64), atol=1e-6)
+    assert torch.allclose(kernel.without_shear(pos, q, k, lags)[0, 0], fade, atol=1e-6)
+    assert pos.eta().item() == pytest.approx(3) # as it was
+
+def test_the_kernels_of_a_trained_model(root):
+    """As a user does it: a line for each head, and the picture."""
+    flags = 'dataset=music block_size=64 n_layer=2 n_embd=32 n_head=2 pos=jordan_scaled+alibi device=cpu'
+    flags += ' max_iters=2 warmup_iters=1 eval_iters=4 eval_lens=64 batch_size=4'
+    r = run(root, 'train.py', *(f'--{flag}' for flag in flags.split()))
+    assert r.returncode == 0, r.stderr
+    r = run(root, 'data/music/kernel.py', '--ckpt=out/ckpt.pt', '--plot=True', '--pairs=8')
+    assert r.returncode == 0, r.stderr
+    assert [line.split()[0] for line in r.stdout.splitlines()[-5:-1]] == ['0.0', '0.1', '1.0', '1.1']
+    assert (root / 'out' / 'kernel.png').exists()
+
+@pytest.mark.parametrize('flags, words', [
+    ('--dataset=music --pos=rope --block_size=64', 'no shear'), ('--pos=jordan_exact', 'not on music')])
+def test_a_model_without_shear_or_music_has_no_kernel_to_show(root, flags, words):
+    flags += ' --n_layer=1 --n_embd=32 --n_head=2 --device=cpu --max_iters=1 --eval_iters=4 --batch_size=4'
+    r = run(root, 'train.py', *flags.split(), '--eval_rows=4', '--eval_lens=64')
+    assert r.returncode == 0, r.stderr
+    r = run(root, 'data/music/kernel.py', '--ckpt=out/ckpt.pt')
+    assert r.returncode in (1, 2) and words in r.stderr and r.stderr.count('\n') == 1
 
 # -----------------------------------------------------------------------------
 
