@@ -5,9 +5,9 @@ Does a head use distance times the period of a bar? How each head of a trained m
     python data/music/kernel.py --ckpt=out-music/ckpt.pt --plot=True   # and a picture with bar lines
 
 The score of a query and a key is averaged over pairs of test tokens that have nothing to do with each other,
-each pair put at every lag: what is left is what the head makes of the lag alone. A bias is left out, since it
-would hide the rest. The same with eta = 0 tells what the shear adds, block by block. A bar of 4/4 has 16 steps, 64 tokens; some
-chorales are in 3/4, and many begin with an upbeat, which no lag knows.
+each pair put at every lag: what is left is what the head makes of the lag alone. A bias is left out, since
+it would hide the rest. The same with eta = 0 tells what the shear adds, block by block. A bar of 4/4 has 16
+steps, 64 tokens; some chorales are in 3/4, and many begin with an upbeat, which no lag knows.
 """
 
 import math
@@ -114,9 +114,9 @@ def main():
         fail(f"{ckpt}: was trained on {checkpoint['config']['dataset']}, not on music")
     lags, heads = heads_of(model, task)
     L = model.config.block_size
-    print(f"{ckpt}: mean score by lag 0 to {longest}L, {pairs} pairs. spread: its standard deviation over the\n"
-          "lags; shear: the same of what eta adds; then the block that adds most, its period in tokens (a bar\n"
-          f"of 4/4 has {BAR}), and its share of what all blocks add (squares)\n")
+    print(f"{ckpt}: mean score by lag, from 0 to {longest}L, of {pairs} pairs\n"
+          "spread: its standard deviation over the lags; shear: that of what eta adds; period: in tokens, of\n"
+          f"the block that adds most (a bar of 4/4 has {BAR}); share: this block's of what all add (squares)\n")
     print(f"{'layer.head':>10} {'spread':>8} {'shear':>8} {'period':>8} {'share':>6}")
     for head in heads:
         energy = head['shear'].var(dim=1)
