@@ -115,8 +115,8 @@ def main():
     lags, heads = heads_of(model, task)
     L = model.config.block_size
     print(f"{ckpt}: mean score by lag, from 0 to {longest}L, of {pairs} pairs\n"
-          "spread: its standard deviation over the lags; shear: that of what eta adds; period: in tokens, of\n"
-          f"the block that adds most (a bar of 4/4 has {BAR}); share: this block's of what all add (squares)\n")
+          "spread: its standard deviation over the lags; shear: that of what eta adds; period: in tokens,\n"
+          f"of the block that adds most (a bar of 4/4 has {BAR}); share: its part of the squares\n")
     print(f"{'layer.head':>10} {'spread':>8} {'shear':>8} {'period':>8} {'share':>6}")
     for head in heads:
         energy = head['shear'].var(dim=1)
