@@ -195,6 +195,7 @@ class KernelTask(Task):
     TIE = 1e-9 # a sum of zero comes out as rounding noise, which depends on the machine
     chance = 1 / 2 # of the figures
     settings = 'kernel', 'omega', 'lengths'
+    omega = None # the teacher's frequency, where it has one: probe.py looks for it in what was learned
     vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
 
     def __init__(self, config):
@@ -202,8 +203,10 @@ class KernelTask(Task):
         if name in KERNELS:
             self.teacher = lambda d: KERNELS[name](d, L, omega)
             self.note = f"{name} omega={omega:.4g}"
+            self.omega = omega
             if name == 'linear':
                 self.settings = 'kernel', 'lengths'
+                self.omega = None
         elif name == 'random':
             # another teacher for every seed, unless one is asked for
             given = config['kernel_seed']

@@ -186,6 +186,15 @@ def test_the_kernel_is_read_at_one_to_eight_times_the_training_length(tmp_path, 
     assert [row['T'] for row in out['kernel']] == [32, 64, 128, 256]
     assert all(0 <= row['lo'] <= row['model'] <= row['hi'] <= 1 for row in out['kernel'])
 
+@pytest.mark.parametrize('kernel, known', [('mixed', True), ('linear', False), ('random', False)])
+def test_the_shares_of_phase_are_those_of_a_teacher_that_has_one(tmp_path, small, kernel, known):
+    path = checkpoint(tmp_path / 'ckpt.pt', pos='rope')
+    saved = torch.load(path, weights_only=True)
+    saved['config']['kernel'] = kernel
+    torch.save(saved, path)
+    for row in probe.learned(path)['kernel']:
+        assert [row[k] is not None for k in ('phase', 'd phase', 'single')] == [known] * 3
+
 def test_other_data_than_it_was_trained_on_are_said(tmp_path, small, capsys, monkeypatch):
     path = checkpoint(tmp_path / 'ckpt.pt', pos='rope', block_size=16)
     probe.learned(path)
