@@ -512,6 +512,20 @@ def learned(path):
     out['kernel'] = table(head.split(','), lines)
     return out | dict(L=L, teacher=task.K)
 
+def summary(models):
+    """The kernels of several checkpoints, those that differ in their seeds alone in one line."""
+    from ablate import t_interval
+    groups, columns, lines = {}, ['teacher', 'phase', 'd phase', 'readout', 'model'], []
+    for r in models:
+        for row in r['kernel']:
+            key = (f"{r['label']}, {len(r['layers'])} layers", r['config_hash'], row['T/L'])
+            groups.setdefault(key, []).append([row[c] if row[c] is not None else math.nan for c in columns])
+    for (name, _, length), rows in groups.items():
+        mean, half, _ = t_interval([*zip(*rows)])
+        lines.append([name, length, len(rows), *(f'{m:.3f} ±{h:.3f}' for m, h in zip(mean, half))])
+    print("\n   All checkpoints: mean ± 95% t interval over the n of one label\n")
+    return table(['encoding', 'T/L', 'n', *columns], lines)
+
 # -----------------------------------------------------------------------------
 # 7. placebo: the same weights with another eta, and the last layer's attention nearer to linear in its scores
 
@@ -713,6 +727,8 @@ def main():
     elif ckpt:
         out['learned'] = [learned(path) for path in ckpt]
         with_kernel = [r for r in out['learned'] if r['lengths']]
+        if len(with_kernel) > 1:
+            out['summary'] = summary(with_kernel)
         draw = [lambda: plot_learned(with_kernel)] if with_kernel else []
     else:
         out |= dict(L=L, ridge=ridge)

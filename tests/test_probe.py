@@ -231,6 +231,13 @@ def test_a_task_of_ones_own_with_a_teacher_has_its_kernel_read(tmp_path, small, 
     out = probe.learned(checkpoint(tmp_path / 'ckpt.pt', 'near', pos='jordan_scaled'))
     assert out['teacher'](np.array([1, 9])).tolist() == [1, 0] and len(out['kernel']) == 4
 
+def test_the_kernels_of_several_seeds_are_one_line_for_each_length(tmp_path, small):
+    models = [probe.learned(checkpoint(tmp_path / f'{n}.pt', pos='rope', seed=n)) for n in range(3)]
+    rows = probe.summary(models)
+    assert [(row['T/L'], row['n']) for row in rows] == [('1', 3), ('2', 3), ('4', 3), ('8', 3)]
+    mean = np.mean([m['kernel'][0]['model'] for m in models])
+    assert rows[0]['model'].startswith(f'{mean:.3f} ±')
+
 # -----------------------------------------------------------------------------
 # placebo
 
