@@ -35,7 +35,7 @@ def compared(study, base):
     """The panels of a csv, p adjusted for all comparisons with this baseline. Many claims want the same."""
     panels = ablate.read(os.path.join(ROOT, 'results', f'{study}.csv'))
     known = {key.replace(' ', '_'): key for encodings in panels.values() for key in encodings}
-    ablate.baseline = known[base]
+    ablate.baseline = known.get(base, base)
     ablate.compare(panels)
     return panels
 
