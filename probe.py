@@ -518,13 +518,14 @@ def summary(models):
     groups, columns, lines = {}, ['teacher', 'phase', 'd phase', 'readout', 'model'], []
     for r in models:
         for row in r['kernel']:
-            key = (f"{r['label']}, {len(r['layers'])} layers", r['config_hash'], row['T/L'])
+            key = (r['label'], len(r['layers']), r['config_hash'], row['T/L'])
             groups.setdefault(key, []).append([row[c] if row[c] is not None else math.nan for c in columns])
-    for (name, _, length), rows in groups.items():
+    for (name, layers, _, length), rows in groups.items():
         mean, half, _ = t_interval([*zip(*rows)])
-        lines.append([name, length, len(rows), *(f'{m:.3f} ±{h:.3f}' for m, h in zip(mean, half))])
+        cells = [f'{m:.3f} ±{h:.3f}' for m, h in zip(mean, half)]
+        lines.append([name, layers, length, len(rows), *cells])
     print("\n   All checkpoints: mean ± 95% t interval over the n of one label\n")
-    return table(['encoding', 'T/L', 'n', *columns], lines)
+    return table(['encoding', 'layers', 'T/L', 'n', *columns], lines)
 
 # -----------------------------------------------------------------------------
 # 7. placebo: the same weights with another eta, and the last layer's attention nearer to linear in its scores
