@@ -32,6 +32,9 @@ if 'nanojordan_model' not in sys.modules:
     spec.loader.exec_module(sys.modules[spec.name])
 jordan = sys.modules['nanojordan_model']
 
+class Refused(ValueError):
+    """What a command line says in one line."""
+
 class CausalSelfAttention(nn.Module):
 
     def __init__(self, config, settings):
@@ -41,7 +44,10 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
         sizes = dict(block_size=config.block_size, n_head=config.n_head, n_embd=config.n_embd)
-        self.config = jordan.GPTConfig(**sizes, **settings)
+        try:
+            self.config = jordan.GPTConfig(**sizes, **settings)
+        except ValueError as error: # a head size that does not fit
+            raise Refused(error) from None
         self.pos = jordan.make_pos(self.config)
 
     def forward(self, x):
@@ -58,8 +64,12 @@ class CausalSelfAttention(nn.Module):
 
     def set_extra_state(self, was):
         for name, now in asdict(self.config).items():
-            if was[name] != now:
-                raise ValueError(f"the checkpoint was trained with --{name}={was[name]}, not {now}")
+            if was[name] != now and name != 'block_size':
+                raise Refused(f"the checkpoint was trained with --{name}={was[name]}, not {now}")
+        # a resumed run may have cropped nanoGPT's block_size; L, the unit of eta, stayed
+        if was['block_size'] != self.config.block_size:
+            self.config.block_size = was['block_size']
+            self.pos = jordan.make_pos(self.config).to(self.c_attn.weight) # its parameters are loaded next
 
 class NoTable(nn.Module):
     """In the place of wpe: adds 0 to the token embeddings, and has no weights for nanoGPT to count."""
@@ -71,6 +81,19 @@ class NoTable(nn.Module):
 def update_reach(model, _=None):
     """A compiled graph cannot read how far gamma and eta let q~, k~ reach: read it when they have moved."""
     jordan.update_reach([block.attn.pos for block in model.transformer.h])
+
+def settle_reach(model):
+    """
+    After a step: the same reach for all layers, and no finer than block_size tokens need. Each other value is
+    one more graph to compile, for training and for evaluation, and after eight torch compiles no more.
+    """
+    update_reach(model)
+    moving = [block.attn.pos for block in model.transformer.h if list(block.attn.pos.parameters())]
+    L = model.config.block_size
+    full = min([pos.reach() for pos in moving], default=L)
+    half = min([pos.reach(torch.half) for pos in moving], default=L)
+    for pos in moving:
+        pos.reaches = min(full, L), L if half >= L else 0 # in half precision all that counts is whether L fit
 
 def regroup(model, optimizer, lr_mult):
     """Nothing positional is decayed, whatever its dimensions; gamma and eta learn lr_mult times as fast."""
@@ -87,8 +110,9 @@ def regroup(model, optimizer, lr_mult):
         # of its checkpoint: the last word is ours, at the step itself
         if params:
             optimizer.param_groups[-1]['lr'] = lr_mult * optimizer.param_groups[0]['lr']
+    settle_reach(model)
     optimizer.register_step_pre_hook(set_lr)
-    optimizer.register_step_post_hook(lambda *_: update_reach(model))
+    optimizer.register_step_post_hook(lambda *_: settle_reach(model))
     return optimizer
 
 def patch(theirs, pos_lr_mult=20.0, **settings):
@@ -111,7 +135,7 @@ def patch(theirs, pos_lr_mult=20.0, **settings):
         self.config.block_size = block_size
 
     def from_pretrained(name, override_args=None):
-        raise ValueError(f"{name} was trained with its wpe, which is not here: train from scratch")
+        raise Refused(f"{name} was trained with its wpe, which is not here: train from scratch")
 
     theirs.CausalSelfAttention = partial(CausalSelfAttention, settings=settings)
     GPT.__init__, GPT.configure_optimizers = with_encoding, configure_optimizers
@@ -127,21 +151,29 @@ def main():
             rest.append(arg)
             continue
         try:
-            settings[key] = literal_eval(value)
-        except (SyntaxError, ValueError): # a name
-            settings[key] = value
-    if not rest:
+            settings[key] = value if key in ('pos', 'pos_grid') else literal_eval(value)
+        except (SyntaxError, ValueError):
+            sys.exit(f"nanogpt.py: --{key}={value}: expected a number")
+    if not rest or rest[0].startswith('-'):
         sys.exit(__doc__)
     lr_mult = settings.pop('pos_lr_mult', 20.0)
     try: # 840: a head size that suits every order
         jordan.GPTConfig(n_head=1, n_embd=840, **settings)
     except (TypeError, ValueError) as error:
         sys.exit(f"nanogpt.py: {error}")
+    for file in ('model.py', rest[0]):
+        if not os.path.isfile(file):
+            sys.exit(f"nanogpt.py: no {file} in {os.getcwd()}: run this in nanoGPT's folder")
     sys.path.insert(0, os.getcwd()) # nanoGPT's scripts import nanoGPT's model.py
     import model
+    if not hasattr(getattr(model, 'GPT', None), 'crop_block_size'):
+        sys.exit(f"nanogpt.py: the model.py in {os.getcwd()} is not nanoGPT's")
     patch(model, lr_mult, **settings)
     sys.argv = rest
-    runpy.run_path(rest[0], run_name='__main__')
+    try:
+        runpy.run_path(rest[0], run_name='__main__')
+    except Refused as error:
+        sys.exit(f"nanogpt.py: {error}")
 
 if __name__ == '__main__':
     main()

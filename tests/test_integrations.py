@@ -189,7 +189,7 @@ def test_nanogpt_resumes_with_its_own_encoding_alone(clone):
     assert 'lrs [0.01, 0.01, 0.03]' in clone('train.py', *flags)
     # the optimiser's groups come from the checkpoint, the rate from the loop
     assert 'lrs [0.02, 0.02, 0.06]' in clone('train.py', '--init_from=resume', '--learning_rate=0.02', *flags)
-    with pytest.raises(ValueError, match='trained with --pos=jordan_scaled.alibi, not rope'):
+    with pytest.raises(SystemExit, match='trained with --pos=jordan_scaled.alibi, not rope'):
         clone('train.py', '--init_from=resume', '--pos=rope')
 
 def test_nanogpt_names_a_wrong_encoding_in_one_line(clone):
@@ -197,6 +197,36 @@ def test_nanogpt_names_a_wrong_encoding_in_one_line(clone):
         clone('train.py', '--pos=jordan_scaledd')
     with pytest.raises(SystemExit, match='pos_gama'):
         clone('train.py', '--pos_gama=1')
+
+def test_nanogpt_refuses_what_does_not_fit_in_one_line(clone):
+    with pytest.raises(SystemExit, match='multiple of 6, not 16'): # 16: the head size of the model itself
+        clone('train.py', '--pos=jordan_scaled', '--pos_order=3')
+    with pytest.raises(SystemExit, match='--pos_lr_mult=fast: expected a number'):
+        clone('train.py', '--pos=rope', '--pos_lr_mult=fast')
+    with pytest.raises(SystemExit, match='no encoding'):
+        clone('train.py', '--pos=3')
+    with pytest.raises(SystemExit, match="no trian.py in .*nanoGPT's folder"):
+        clone('trian.py', '--pos=rope')
+    with pytest.raises(SystemExit, match='Any encoding'):
+        clone('--help')
+    (clone.folder / 'model.py').write_text('class GPT: pass')
+    with pytest.raises(SystemExit, match="not nanoGPT's"):
+        clone('train.py', '--pos=rope')
+    (clone.folder / 'model.py').unlink()
+    with pytest.raises(SystemExit, match="no model.py in .*nanoGPT's folder"):
+        clone('train.py', '--pos=rope')
+
+@pytest.mark.parametrize('pos', ['jordan_scaled', 'learned'])
+def test_nanogpt_loads_what_was_cropped(pos):
+    # nanoGPT's checkpoint has the cropped block_size, and builds its model of that; L, the unit of eta, stays
+    theirs, model = stand_in(pos=pos)
+    model.crop_block_size(8)
+    cropped = theirs.GPT(theirs.GPTConfig(block_size=8))
+    cropped.load_state_dict(model.state_dict())
+    assert torch.equal(cropped(tokens(8))[0], model(tokens(8))[0])
+    again = theirs.GPT(theirs.GPTConfig(block_size=8))
+    again.load_state_dict(cropped.state_dict())
+    assert torch.equal(again(tokens(8))[0], model(tokens(8))[0])
 
 def test_nanogpt_gives_gamma_and_eta_their_learning_rate_after_the_loop_has_set_its_own():
     _, model = stand_in(lr_mult=5.0, pos='jordan_scaled')
@@ -271,15 +301,22 @@ def test_nanogpt_resumed_learns_gamma_and_eta_as_fast_as_before():
 def test_nanogpt_reads_how_far_its_factors_reach_after_a_step_and_a_load():
     # inside a compiled graph nothing can be read
     _, model = stand_in(pos='jordan_scaled')
-    pos, optimizer = model.transformer.h[0].attn.pos, adam(model)
-    before = pos.reach()
+    pos, other = (block.attn.pos for block in model.transformer.h)
+    far, optimizer = pos.reach(), adam(model)
+    # a graph is compiled for each value: all layers have one, and it says only whether block_size tokens fit
+    assert pos.reaches == other.reaches == (16, 16)
     with torch.no_grad():
-        pos.log_gamma.add_(3.0)
+        pos.log_gamma.add_(0.5)
     optimizer.step()
-    assert pos.reach() < before
+    assert pos.reaches == other.reaches == (16, 16)
+    with torch.no_grad():
+        pos.log_gamma.add_(6.0)
+    optimizer.step()
+    assert pos.reaches == other.reaches and pos.reach() < 16 and pos.reach(torch.half) == 0
     _, loaded = stand_in(pos='jordan_scaled')
     loaded.load_state_dict(model.state_dict())
     assert loaded.transformer.h[0].attn.pos.reach() == pos.reach()
+    assert loaded.transformer.h[1].attn.pos.reach() == far
 
 # -----------------------------------------------------------------------------
 # transformers' Llama
