@@ -79,8 +79,8 @@ def ratio(a, b):
     return whole + (a - whole * b) / b.mean()
 
 def interval(values, resamples=2000):
-    """The 95% interval of the mean over the rows of one run."""
-    n, mean = len(values), values.mean()
+    """The 95% interval of the mean over the rows of one run: two floats."""
+    n, mean = len(values), float(values.mean())
     if np.isin(values, (0, 1)).all(): # each right or wrong: Wilson's, which at 0 and at 1 still has a width
         z = 1.959964 # a normal is within +-z with 95%
         centre, scale = mean + z * z / (2 * n), 1 + z * z / n
@@ -92,7 +92,7 @@ def interval(values, resamples=2000):
     rng, means = np.random.default_rng(0), []
     for _ in range(resamples): # one at a time: memory stays that of the values
         means.append(values[rng.integers(0, n, n)].mean())
-    return tuple(np.quantile(means, [.025, .975]))
+    return tuple(np.quantile(means, [.025, .975]).tolist())
 
 # -----------------------------------------------------------------------------
 # rows made in memory. They take less time than reading them would

@@ -330,7 +330,7 @@ if master:
         values = task.values(nats, hits, y.numpy())
         mean, n = float(values.mean()), len(values)
         low, high = interval(values)
-        metrics[T] = [round(mean, 6), round(float(low), 6), round(float(high), 6), n]
+        metrics[T] = [round(mean, 6), round(low, 6), round(high, 6), n]
         say(f"{T:6} {T / block_size:5g} {mean:14.4f} {low:8.4f}-{high:.4f} {n:7,}")
 
     # the row: who ran (run_id, label), the settings, the model, the seconds, the losses. A run gets one
