@@ -219,17 +219,20 @@ def save(path):
             model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(),
             model_args=asdict(raw_model.config), config=config, data=task.checksum or task.note,
             iter_num=iter_num, best_val_loss=best_val_loss, extended=extended,
-            seconds=seconds_before + time.perf_counter() - start))
+            seconds=time.perf_counter() - start))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):
         fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); no checkpoint was "
              f"written over. Try a smaller learning_rate, a grad_clip, or dtype=float32")
 
-start = last_log = time.perf_counter()
-val_loss = lr = float('nan')
+# from here on a signal ends the run between two iterations, with a checkpoint
+signals.after_iteration()
+
+# the loop
+start = time.perf_counter() - seconds_before # a resumed run goes on counting
+last_log = time.perf_counter()
 iters_since_log = 0
-signals.after_iteration() # from here on a signal ends the run between two iterations, with a checkpoint
 model.train()
 while not eval_only:
 
@@ -310,7 +313,7 @@ while not eval_only:
 # measure at every length, with the same rows or the same targets for every encoding
 if master:
     signals.at_once(f"stopped during the measurement; --init_from=resume measures {ckpt_path} again")
-    train_seconds = seconds_before + time.perf_counter() - start
+    train_seconds = time.perf_counter() - start
     if eval_only:
         val_loss = evaluate()
         say(f"val loss {val_loss * task.per_nat:.4f} {task.unit}")
@@ -335,9 +338,9 @@ if master:
 
     # the row: who ran (run_id, label), the settings, the model, the seconds, the losses. A run gets one
     # row: none with eval_only, and no second one when a finished run is resumed
-    seconds = train_seconds, seconds_before + time.perf_counter() - start
-    row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num, seconds,
-                            device_name, val_loss, metrics)
+    wall_seconds = time.perf_counter() - start
+    row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num,
+                            (train_seconds, wall_seconds), device_name, val_loss, metrics)
     has_row = init_from == 'resume' and runs.find(results, **run_id)
     if not (eval_only or has_row):
         runs.append(results, row)
