@@ -334,7 +334,7 @@ class TextTask(FolderTask):
 
     def values(self, nats, hits, y):
         """(N, k) each -> (N,), whose mean is the bits of all targets over the bytes of all targets."""
-        return ratio(nats.sum(axis=1) / math.log(2), self.bytes[np.asarray(y)].sum(axis=1, dtype=np.int64))
+        return ratio(nats.sum(axis=1) / math.log(2), self.bytes[y].sum(axis=1, dtype=np.int64))
 
     def show(self, model, how):
         """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
@@ -380,8 +380,10 @@ class RowsTask(FolderTask):
     """
     def __init__(self, config, meta, data, checksum):
         super().__init__(config, meta, data, checksum)
-        self.answers, self.asked = meta.get('answers', self.vocab_size), meta.get('asked', 1)
-        made_for, self.shortest = data['train'][2] - 1, self.asked
+        self.answers = meta.get('answers', self.vocab_size)
+        self.asked = meta.get('asked', 1)
+        _, _, per_row = data['train']
+        made_for = per_row - 1
         if made_for != self.L:
             usage(f"dataset={config['dataset']}: its rows are for --block_size={made_for}, not {self.L}")
         if self.lengths != (self.L,):
@@ -401,9 +403,9 @@ class RowsTask(FolderTask):
         return self.take('train', generator(seed, 'train', it).integers(0, len(self.tokens('train')), n))
 
     def examples(self, split, T, n, seed, longest, k):
-        split = f'test_{T}' if split == 'test' else split
-        order = generator(seed, split.partition('_')[0], T).permutation(len(self.tokens(split)))
-        return self.take(split, np.sort(order[:n]))
+        file = f'test_{T}' if split == 'test' else split
+        order = generator(seed, split, T).permutation(len(self.tokens(file)))
+        return self.take(file, np.sort(order[:n]))
 
     def available(self, lengths):
         has = [int(split[5:]) for split in self.data if split.startswith('test_')]
