@@ -3,11 +3,12 @@ What a model is trained on, and how it is scored: one small class per kind of da
 Every script asks its task, and none asks what kind it is.
 
     KernelTask, RecallTask   rows made in memory (dataset=synth, dataset=recall)
-    TextTask, RowsTask       a folder of data/ with a stream of tokens, or with rows that somebody made
+    TextTask, MusicTask      a folder of data/ with a stream of tokens: one text, or pieces of music
+    RowsTask                 a folder of data/ with rows that somebody made
 
 x (n, T) holds the tokens of n rows, y (n, k) what is asked at the last k of their positions: in a text the
 next token, in a task whatever its answer is. -1 in y: nothing is asked there, neither trained nor scored.
-To add a task, write a class with the members of KernelTask and Task, and give it a line in TASKS.
+To add a task, write a subclass of Task with what its docstring asks for, and give it a line in TASKS.
 """
 
 import os
@@ -31,12 +32,12 @@ METRICS = {
     'bpt': ('bits per token', -1, .01),
 }
 
-# rows are drawn from default_rng([seed, stream, iteration or length]) and from nothing else: the same ones
-# for every encoding, whatever ran before
+# rows are drawn from default_rng([seed, stream, number]) and from nothing else: the same ones for every
+# encoding, whatever ran before. The number is the iteration or the length, 0 for windows at any length
 STREAMS = {'train': 1, 'val': 2, 'test': 3}
 
-def generator(seed, split, n):
-    return np.random.default_rng([seed, STREAMS[split], n])
+def generator(seed, split, number):
+    return np.random.default_rng([seed, STREAMS[split], number])
 
 def commas(numbers):
     return ','.join(map(str, numbers))
@@ -55,9 +56,11 @@ def score(model, x, y, answers, device, context):
     """
     nats, hits = [], []
     logits_per_row = y.size(1) * model.config.vocab_size
+    # n rows a forward
     n = max(1, min(TOKENS_PER_FORWARD // x.size(1), LOGITS_PER_FORWARD // logits_per_row))
     for a in range(0, len(x), n):
-        xs, ys = x[a:a + n].to(device).long(), y[a:a + n].to(device).long()
+        xs = x[a:a + n].to(device).long()
+        ys = y[a:a + n].to(device).long()
         with context:
             logits, _ = model(xs, ys) # with targets, so that it returns their k positions, not the last alone
         logits = logits.float()                                                     # (n, k, vocab_size)
@@ -73,14 +76,14 @@ def ratio(a, b):
     """
     if (b == b[0]).all():
         return a / b[0]
-    # the ratio is whole; a row adds to it what its a is above whole * b (to first order). `interval` can
+    # to first order, a row moves the ratio of all rows by what its a is above ratio * b. `interval` can
     # then resample this one list instead of pairs of a and b
-    whole = a.sum() / b.sum()
-    return whole + (a - whole * b) / b.mean()
+    of_all = a.sum() / b.sum()
+    return of_all + (a - of_all * b) / b.mean()
 
 def interval(values, resamples=2000):
-    """The 95% interval of the mean over the rows of one run."""
-    n, mean = len(values), values.mean()
+    """The 95% interval of the mean over the rows of one run: two floats."""
+    n, mean = len(values), float(values.mean())
     if np.isin(values, (0, 1)).all(): # each right or wrong: Wilson's, which at 0 and at 1 still has a width
         z = 1.959964 # a normal is within +-z with 95%
         centre, scale = mean + z * z / (2 * n), 1 + z * z / n
@@ -89,21 +92,25 @@ def interval(values, resamples=2000):
     if n < 2: # one window tells nothing of the spread
         return math.nan, math.nan
     # bootstrap: the mean of n rows drawn again from these
-    rng, means = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    means = []
     for _ in range(resamples): # one at a time: memory stays that of the values
         means.append(values[rng.integers(0, n, n)].mean())
-    return tuple(np.quantile(means, [.025, .975]))
+    return tuple(np.quantile(means, [.025, .975]).tolist())
 
 # -----------------------------------------------------------------------------
 # rows made in memory. They take less time than reading them would
 
 class Task:
-    """What tasks have in common. Each adds vocab_size, answers, note and rows(rng, T, n) -> x, y."""
+    """
+    What tasks have in common. Each adds vocab_size, answers (the first `answers` tokens can be an answer),
+    note (what the csv says of it; before Task.__init__) and rows(rng, T, n) -> x (n, T), y (n, k).
+    """
     metric = 'acc'
     unit, per_nat = 'nats per token', 1.0 # how a loss is printed: in this unit, so many of it per nat
     checksum = '' # of the files, where there are any
     uses = ('num_samples', 'seed') # settings of sample.py that have an effect in `show`
-    settings = ('lengths',) # settings of train.py that have an effect on this task alone
+    settings = ('lengths',) # those for some tasks only that this one has
     shortest = 2 # the smallest T of a row
 
     def __init__(self, config):
@@ -117,15 +124,16 @@ class Task:
             self.note += f" lengths={commas(self.lengths)}"
 
     def batch(self, seed, it, n):
-        """The n rows of iteration `it`: x (n, T), y (n, k). Nobody sees a row twice."""
+        """The n rows of iteration `it`, drawn anew for each: x (n, T), y (n, k)."""
         rng = generator(seed, 'train', it)
         T = int(rng.choice(self.lengths))
         return self.rows(rng, T, n)
 
     def examples(self, split, T, n, seed, longest, k):
         """
-        n rows of length T of 'val' or 'test'. A made row has its own targets at every T. A text is scored
-        on the same last k tokens at every T: each must have `longest` tokens before it, the largest T.
+        n rows of length T of 'val' or 'test'. A made row has its own targets at every T: k and `longest` do
+        not matter. A text is scored on the same last k tokens at every T: each window ends where one of
+        `longest`, the largest T, fits too.
         """
         return self.rows(generator(seed, split, T), T, n)
 
@@ -156,10 +164,11 @@ class Task:
                 tokens, wrong = self.spell(x[row, -40:].tolist()), '' if hits[row, -1] else '   wrong'
                 print(f"{tokens[-48:]:>48} {y[row, -1]:6} {math.exp(-nats[row, -1]):9.3f}{wrong}")
 
-# the teachers of KernelTask at lag d; w = omega, by default 10000^(-2 3/32), index 3 of the grid of a head
 def w5(w):
-    return w ** (5 / 3) # then 10000^(-2 5/32)
+    """From index 3 of the grid of a head to index 5: 10000^(-2*3/32) becomes 10000^(-2*5/32)."""
+    return w ** (5 / 3)
 
+# the teachers of KernelTask at lag d; w = omega, by default 10000^(-2*3/32)
 KERNELS = {
     'mixed':       lambda d, L, w: d / L * np.cos(w * d),
     'phase':       lambda d, L, w: np.cos(w * d),
@@ -179,8 +188,10 @@ KERNELS = {
 
 def random_kernel(seed, L):
     """A sum of five damped waves: amplitude normal, damping 0 to 2 per L, period 8 to L, any phase."""
-    rng = np.random.default_rng([seed, 9])
-    a, g, p = rng.normal(size=5), rng.uniform(0, 2, 5) / L, rng.uniform(0, 2 * math.pi, 5)
+    rng = np.random.default_rng([seed, 9]) # 9: none of STREAMS
+    a = rng.normal(size=5)
+    g = rng.uniform(0, 2, 5) / L
+    p = rng.uniform(0, 2 * math.pi, 5)
     w = 2 * math.pi / np.exp(rng.uniform(math.log(8), math.log(max(L, 8)), 5))
     return lambda d: sum(a[n] * np.exp(-g[n] * d) * np.cos(w[n] * d + p[n]) for n in range(5))
 
@@ -193,7 +204,7 @@ class KernelTask(Task):
     """
     QUERY = 2
     TIE = 1e-9 # a sum of zero comes out as rounding noise, which depends on the machine
-    chance = 1 / 2 # of the figures
+    chance = 1 / 2 # accuracy of guessing, a line in figures
     settings = 'kernel', 'omega', 'lengths'
     omega = None # the teacher's frequency, where it has one: probe.py looks for it in what was learned
     vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
@@ -268,10 +279,10 @@ class FolderTask(Task):
         super().__init__(config)
 
     def tokens(self, split):
-        """(N,) or (rows, T + 1), read when needed. Opened anew each time: a map keeps what it has touched."""
-        file, dtype, row = self.data[split]
+        """(N,) or (rows, T + 1). Opened anew each time: an open map keeps in memory what was read."""
+        file, dtype, per_row = self.data[split]
         tokens = np.memmap(file, dtype, mode='r')
-        return tokens if row == 1 else tokens.reshape(-1, row)
+        return tokens if per_row == 1 else tokens.reshape(-1, per_row)
 
 class TextTask(FolderTask):
     """A stream of tokens. The metric is bits per byte, of the same bytes at every length."""
@@ -306,11 +317,13 @@ class TextTask(FolderTask):
         if getattr(lengths, 'shape', None) != (self.vocab_size,):
             fail(f"{os.path.relpath(path, ROOT)}: missing, or not a number of bytes for each token; "
                  "run its prepare.py again")
+        # the checksum covers this file too
         both = self.checksum + str(lengths.tolist())
         self.checksum = hashlib.sha256(both.encode()).hexdigest()[:16]
         return lengths
 
     def rows(self, rng, T, n):
+        """Any windows of T + 1 tokens: all but the first are targets."""
         tokens = self.tokens('train')
         starts = rng.integers(0, len(tokens) - T, n)
         return self.windows(tokens, starts + T + 1, T, T)
@@ -337,7 +350,7 @@ class TextTask(FolderTask):
 
     def values(self, nats, hits, y):
         """(N, k) each -> (N,), whose mean is the bits of all targets over the bytes of all targets."""
-        return ratio(nats.sum(axis=1) / math.log(2), self.bytes[np.asarray(y)].sum(axis=1, dtype=np.int64))
+        return ratio(nats.sum(axis=1) / math.log(2), self.bytes[y].sum(axis=1, dtype=np.int64))
 
     def show(self, model, how):
         """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
@@ -383,8 +396,10 @@ class RowsTask(FolderTask):
     """
     def __init__(self, config, meta, data, checksum):
         super().__init__(config, meta, data, checksum)
-        self.answers, self.asked = meta.get('answers', self.vocab_size), meta.get('asked', 1)
-        made_for, self.shortest = data['train'][2] - 1, self.asked
+        self.answers = meta.get('answers', self.vocab_size)
+        self.asked = meta.get('asked', 1)
+        _, _, per_row = data['train']
+        made_for = per_row - 1
         if made_for != self.L:
             usage(f"dataset={config['dataset']}: its rows are for --block_size={made_for}, not {self.L}")
         if self.lengths != (self.L,):
@@ -396,6 +411,7 @@ class RowsTask(FolderTask):
                      f"{self.answers} answers that its meta.json allows")
 
     def take(self, split, chosen):
+        """Those rows of a file: x (n, T), y (n, asked)."""
         rows = torch.from_numpy(self.tokens(split)[chosen].astype(np.int64))
         return rows[:, :-1], rows[:, -self.asked:]
 
@@ -404,9 +420,9 @@ class RowsTask(FolderTask):
         return self.take('train', generator(seed, 'train', it).integers(0, len(self.tokens('train')), n))
 
     def examples(self, split, T, n, seed, longest, k):
-        split = f'test_{T}' if split == 'test' else split
-        order = generator(seed, split.partition('_')[0], T).permutation(len(self.tokens(split)))
-        return self.take(split, np.sort(order[:n]))
+        file = f'test_{T}' if split == 'test' else split
+        order = generator(seed, split, T).permutation(len(self.tokens(file)))
+        return self.take(file, np.sort(order[:n]))
 
     def available(self, lengths):
         has = [int(split[5:]) for split in self.data if split.startswith('test_')]
@@ -421,8 +437,9 @@ class MusicTask(TextTask):
     uses = ('start', 'num_samples', 'max_new_tokens', 'temperature', 'top_k', 'seed')
 
     def __init__(self, config, meta, data, checksum):
-        FolderTask.__init__(self, config, meta, data, checksum)
-        self.answers, self.test = self.vocab_size, 'test' if 'test' in data else 'val'
+        FolderTask.__init__(self, config, meta, data, checksum) # not TextTask's, which counts bytes
+        self.answers = self.vocab_size
+        self.test = 'test' if 'test' in data else 'val'
         self.bytes = np.ones(self.vocab_size, np.uint8) # `values` of a text then counts by token
         for split in ('train', 'val'):
             if self.longest(split) < self.L:
@@ -430,7 +447,7 @@ class MusicTask(TextTask):
                      f"the longest has {self.longest(split):,} tokens")
 
     def pieces(self, split):
-        """The first token of each piece, and the separator that ends it."""
+        """(pieces,) each: where a piece has its first token, and where the separator stands that ends it."""
         separators = np.flatnonzero(self.tokens(split) == 0)
         return separators[:-1] + 1, separators[1:]
 
@@ -442,8 +459,8 @@ class MusicTask(TextTask):
         """Any windows of T + 1 tokens that lie in a piece, or in one and the separators around it."""
         first, last = self.pieces('train')
         # a window is T + 1 tokens of a piece and the separators around it, at first - 1 and at last
-        windows = np.maximum(last + 1 - (first - 1) - T, 0)     # in each piece
-        upto = np.cumsum(windows)                               # in it and all before it
+        count = np.maximum(last + 1 - (first - 1) - T, 0)       # windows in each piece
+        upto = np.cumsum(count)                                 # in it and all before it
         drawn = rng.integers(0, upto[-1], n)                    # a window, of all that there are
         piece = np.searchsorted(upto, drawn, side='right')      # where it lies
         still_right = upto[piece] - 1 - drawn                   # windows of its piece that lie right of it
@@ -457,7 +474,8 @@ class MusicTask(TextTask):
         """
         rng = generator(seed, split, 0)
         split = self.test if split == 'test' else split
-        k, ends = min(k, T), []
+        k = min(k, T)
+        ends = []
         for first, last in zip(*self.pieces(split)):
             room = last + 1 - (first + longest)                            # places where a window may end
             if room > 0:
@@ -501,7 +519,7 @@ TASKS = {'synth': KernelTask, 'recall': RecallTask} # add yours here; any other 
 FOLDERS = {'stream': TextTask, 'rows': RowsTask, 'music': MusicTask} # by the kind that its meta.json says
 
 def make_task(config):
-    """The task of train.py's settings (a dict). One line and the end, if its data are missing or damaged."""
+    """The task of train.py's settings (a dict). If its data are missing or damaged, one line says so."""
     if config['dataset'] in TASKS:
         return TASKS[config['dataset']](config)
     meta, data, checksum = read_folder(config['dataset'], known=TASKS)

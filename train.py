@@ -122,38 +122,48 @@ device, dtype, compile = choose_device(device, dtype, compile)
 config |= dict(lr_decay_iters=lr_decay_iters, warmup_iters=warmup_iters, min_lr=min_lr)
 config |= dict(eval_lens=eval_lens, dtype=dtype)
 
-# a schedule that is none, and a model that cannot be, are said before data or device are touched
+# refuse an impossible schedule or model before data or device are touched
 model_args = runs.check_settings(config)
 
 # processes: torchrun starts several, each with its share of the micro-batches
 rank, world, device = join_processes(device, backend, gradient_accumulation_steps)
 master = rank == 0
 context = autocast(device, dtype, attn_temperature)
+
+# catch signals; only the master prints
 signals = runs.Signals()
 say = signals.say if master else (lambda *args: None)
 
 # the task: where batches come from, and how the model is measured
 task = make_task(config)
+
+# which run this is: settings, data and seed
 run_id = runs.identity(config, task)
 same_everywhere('settings or data', (run_id['config_hash'], run_id['data_checksum'], seed), world)
 runs.check_results(results)
 label = label.strip() or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
-measured, longest = runs.lengths_to_measure(config, task, say)
+
+# the lengths to measure, and the longest of the data
+lens, longest = runs.lengths_to_measure(config, task, say)
 if skip_done:
     runs.exit_if_done(results, run_id, json, say)
 
 # the model: new, or from the checkpoint of a run that is taken up again
-iter_num, best_val_loss = 0, float('inf')
+iter_num = 0
+best_val_loss = float('inf')
 seconds_before = 0.0 # what the run had taken when it was saved
 extended = [] # an entry for each time that extend=True gave it more iterations
-ckpt_path, best_path = os.path.join(out_dir, 'ckpt.pt'), os.path.join(out_dir, 'best.pt')
+ckpt_path = os.path.join(out_dir, 'ckpt.pt')
+best_path = os.path.join(out_dir, 'best.pt')
 if init_from == 'resume':
     checkpoint = runs.resume(ckpt_path, config, task, extend)
     raw_model = runs.model_of(checkpoint, ckpt_path)
-    iter_num, best_val_loss = checkpoint['iter_num'], checkpoint['best_val_loss']
-    seconds_before, extended = checkpoint['seconds'], checkpoint['extended']
+    iter_num = checkpoint['iter_num']
+    best_val_loss = checkpoint['best_val_loss']
+    seconds_before = checkpoint['seconds']
+    extended = checkpoint['extended']
     run_id = runs.identity(config, task, extended)
     say(f"resuming {ckpt_path} at iteration {iter_num}")
 else:
@@ -219,17 +229,20 @@ def save(path):
             model=raw_model.state_dict(), optimizer=optimizer.state_dict(), scaler=scaler.state_dict(),
             model_args=asdict(raw_model.config), config=config, data=task.checksum or task.note,
             iter_num=iter_num, best_val_loss=best_val_loss, extended=extended,
-            seconds=seconds_before + time.perf_counter() - start))
+            seconds=time.perf_counter() - start))
 
 def stop_if_not_finite(what, value):
     if not math.isfinite(value):
         fail(f"{what} is {value} at iteration {iter_num} (lr {lr:g}, dtype {dtype}); no checkpoint was "
              f"written over. Try a smaller learning_rate, a grad_clip, or dtype=float32")
 
-start = last_log = time.perf_counter()
-val_loss = lr = float('nan')
+# from here on a signal ends the run between two iterations, with a checkpoint
+signals.after_iteration()
+
+# the loop
+start = time.perf_counter() - seconds_before # a resumed run goes on counting
+last_log = time.perf_counter()
 iters_since_log = 0
-signals.after_iteration() # from here on a signal ends the run between two iterations, with a checkpoint
 model.train()
 while not eval_only:
 
@@ -244,26 +257,27 @@ while not eval_only:
         stop_if_not_finite('validation loss', val_loss)
         say(f"iter {iter_num}: val loss {val_loss * task.per_nat:.4f} {task.unit}")
         log(iter=iter_num, val_loss=val_loss, lr=lr)
-        improved = iter_num > 0 and val_loss <= best_val_loss # = if resumed
+        improved = iter_num > 0 and val_loss <= best_val_loss # equal after a resume
         if improved:
             best_val_loss = val_loss
         if iter_num > 0 and (always_save_checkpoint or improved):
             save(ckpt_path)
         if improved and save_best:
             save(best_path)
-        last_log, iters_since_log = time.perf_counter(), 0 # an evaluation is no part of an iteration's time
+        last_log = time.perf_counter() # without the evaluation
+        iters_since_log = 0
     if iter_num >= max_iters:
         break
 
-    # all rows of this iteration, however they are cut into micro-batches
+    # all rows of this iteration, in every process: x (rows, T), y (rows, k)
     x, y = task.batch(seed, iter_num, rows_per_iter)
-    asked = (y >= 0).sum().item()
+    targets = (y >= 0).sum().item()
 
-    # forward and backward on every world-th micro-batch. The model's loss is a mean over the micro-batch; we
-    # want the mean over all targets of the iteration, so each counts by its share of them
+    # forward and backward on every world-th micro-batch. Its loss is a mean over its own targets. We want
+    # the mean over those of the whole iteration, so it counts by its share of them
     for micro in range(rank, gradient_accumulation_steps, world):
         rows = slice(micro * batch_size, (micro + 1) * batch_size)
-        share = (y[rows] >= 0).sum().item() / asked
+        share = (y[rows] >= 0).sum().item() / targets
         seed_dropout(seed, iter_num, micro)
         if world > 1:
             # processes exchange gradients once an iteration, in their last backward pass
@@ -282,7 +296,7 @@ while not eval_only:
     optimizer.zero_grad(set_to_none=True)
     iters_since_log += 1
 
-    # tell how it goes: the loss of the last micro-batch, the time of an iteration, and when this will end
+    # print the loss of the last micro-batch, the time of an iteration, and the time left
     if iter_num % log_interval == 0 or iter_num == max_iters - 1:
         loss_now = loss.item() # waits for the device
         stop_if_not_finite('training loss', loss_now)
@@ -291,12 +305,13 @@ while not eval_only:
         now = time.perf_counter()
         seconds = max((now - last_log) / iters_since_log, 1e-9)
         tokens_per_s = tokens_per_iter / seconds
-        eta = datetime.timedelta(seconds=round(seconds * (max_iters - iter_num - 1)))
+        left = datetime.timedelta(seconds=round(seconds * (max_iters - iter_num - 1)))
         mfu = raw_model.estimate_mfu(tokens_per_s / world, device_name, dtype)
         say(f"iter {iter_num}: loss {loss_now * task.per_nat:.4f} {task.unit}, {seconds * 1e3:.0f} ms, "
-            f"{tokens_per_s:,.0f} tokens/s, ETA {eta}" + (f", MFU {mfu:.1%}" if mfu else ''))
+            f"{tokens_per_s:,.0f} tokens/s, ETA {left}" + (f", MFU {mfu:.1%}" if mfu else ''))
         log(iter=iter_num, loss=loss_now, lr=lr, ms=round(seconds * 1e3, 1), tokens_per_s=round(tokens_per_s))
-        last_log, iters_since_log = now, 0
+        last_log = now
+        iters_since_log = 0
     iter_num += 1
 
     # a signal ends the run here, where everything can be taken up again
@@ -310,17 +325,17 @@ while not eval_only:
 # measure at every length, with the same rows or the same targets for every encoding
 if master:
     signals.at_once(f"stopped during the measurement; --init_from=resume measures {ckpt_path} again")
-    train_seconds = seconds_before + time.perf_counter() - start
+    train_seconds = time.perf_counter() - start
     if eval_only:
         val_loss = evaluate()
         say(f"val loss {val_loss * task.per_nat:.4f} {task.unit}")
     raw_model.eval()
-    metric_name, _, _ = METRICS[task.metric]
+    metric_name = METRICS[task.metric][0]
     # of a text the same last k tokens are scored at every T, so that only their context differs
     k = min(eval_targets or block_size // 2, *eval_lens)
-    metrics = {} # T: [mean, low, high, n], for the row
+    metrics = {} # T: [mean, low, high, n]
     say(f"\n{'T':>6} {'T/L':>5} {metric_name:>14} {'95% interval':>15} {'n':>7}")
-    for T in measured:
+    for T in lens:
         x, y = task.examples('test', T, eval_rows, seed, longest=longest, k=k)
         with torch.compiler.set_stance('force_eager'): # no compilation per length
             nats, hits = score(raw_model, x, y, task.answers, device, context)
@@ -330,14 +345,13 @@ if master:
         values = task.values(nats, hits, y.numpy())
         mean, n = float(values.mean()), len(values)
         low, high = interval(values)
-        metrics[T] = [round(mean, 6), round(float(low), 6), round(float(high), 6), n]
+        metrics[T] = [round(mean, 6), round(low, 6), round(high, 6), n]
         say(f"{T:6} {T / block_size:5g} {mean:14.4f} {low:8.4f}-{high:.4f} {n:7,}")
 
-    # the row: who ran (run_id, label), the settings, the model, the seconds, the losses. A run gets one
-    # row: none with eval_only, and no second one when a finished run is resumed
-    seconds = train_seconds, seconds_before + time.perf_counter() - start
-    row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num, seconds,
-                            device_name, val_loss, metrics)
+    # one row for a run: none with eval_only, no second one when a finished run is resumed
+    wall_seconds = time.perf_counter() - start
+    row = runs.describe_run(config, run_id | dict(label=label), task, raw_model, iter_num,
+                            (train_seconds, wall_seconds), device_name, val_loss, metrics)
     has_row = init_from == 'resume' and runs.find(results, **run_id)
     if not (eval_only or has_row):
         runs.append(results, row)
