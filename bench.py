@@ -69,11 +69,11 @@ cuda, context = 'cuda' in device, autocast(device, dtype)
 # -----------------------------------------------------------------------------
 # what is measured
 
-def naive_attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
+def naive_attend(self, u, w, v, i, j, cache=None, temperature=1, tile=None):
     """Every score, mask and softmax in full: (B, nh, T, T)."""
     return reference_attention(self, u, w, v, i, j, temperature)
 
-def masked_attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
+def masked_attend(self, u, w, v, i, j, cache=None, temperature=1, tile=None):
     """torch's attention on q~ and k~, with bias and causal mask as one (nh, T, T) matrix."""
     bias, self.bias, self.splits = self.bias, None, True
     q, k = self.factors(u, w, i, j, (i[0] + i[-1]) // 2)

@@ -71,6 +71,7 @@ class Encoding(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.name, self.hs = config.pos, config.n_embd // config.n_head
+        self.L = config.block_size
         self.bias = self.log_gamma = self.atanh_eta = None
         self.reach_is_for, self.reaches = (0.0, 0.0), (FAR, FAR)
 
@@ -94,21 +95,24 @@ class Encoding(nn.Module):
                 score = score + self.bias.of_heads(i, j, n).to(dtype)
         return score.to(q.dtype)
 
-    def attend(self, u, w, v, i, j, cache=None, temperature=1, read=True):
+    def attend(self, u, w, v, i, j, cache=None, temperature=1, tile=None):
         """
         Causal attention of rotated queries and keys. With a KVCache, w, v and j are those of the new
-        positions only; the cache adds the earlier ones. read=False: update_reach has been called (by GPT).
+        positions only; the cache adds the earlier ones. tile: of `tile` for all positions, if you know it.
         """
-        if read and not (cache and cache.n): # a cache goes on as it began
-            update_reach([self])
-        # a cache holds either k~ or w: its full size decides which, so that it cannot change midway
-        T = len(cache.j) if cache else len(j)
         dtype = u.dtype
         if temperature != 1: # `amplify` magnifies a small difference: half precision would lose it
             u, w, v = (x.to(at_least_float32(x)) for x in (u, w, v))
+        if tile is None:
+            if not (cache and cache.n): # a cache goes on as it began
+                update_reach([self])
+            # a cache holds either k~ or w: its full size decides which, so that it cannot change midway
+            tile = self.tile(len(cache.j) if cache else len(j), u.dtype)
         with torch.autocast(u.device.type, enabled=False): # it would recast float32 to half
-            attend = attend_split if self.path(T, u.dtype) == 'split' else attend_blocks
-            y = attend(self, u, w, v, i, j, cache, temperature)
+            if tile:
+                y = attend_blocks(self, u, w, v, i, j, cache, temperature, tile)
+            else:
+                y = attend_split(self, u, w, v, i, j, cache, temperature)
             if temperature == 1:
                 return y
             if cache: # all values so far, without the columns that padded them
@@ -159,9 +163,15 @@ class Encoding(nn.Module):
         """The longest context for which q~ and k~ are finite and exact enough. `update_reach` keeps it."""
         return self.reaches[dtype.itemsize < 4]
 
+    def tile(self, T, dtype=torch.float32):
+        """0 if T positions are attended to as a whole, by q~ . k~; else how many queries share an origin."""
+        if self.splits and T <= self.reach(dtype):
+            return 0
+        return min(self.reach(), max(T, self.L)) # one value for all T <= L: each is a compiled graph
+
     def path(self, T, dtype=torch.float32):
         """'split' or 'blocks': the attention function that takes T positions in this dtype."""
-        return 'split' if self.splits and T <= self.reach(dtype) else 'blocks'
+        return 'blocks' if self.tile(T, dtype) else 'split'
 
     def extra_repr(self):
         return f"pos={self.name}, head {self.hs}"
@@ -196,7 +206,7 @@ class Jordan(Encoding):
 
     def __init__(self, config, s=None, of='lag', damped=True, rotary=True, order=None, c=None):
         super().__init__(config)
-        self.s, self.of, self.L, self.n_head = s, of, config.block_size, config.n_head
+        self.s, self.of, self.n_head = s, of, config.n_head
         self.rotary, self.theta, self.grid = rotary, config.pos_theta, config.pos_grid
         # q~ . k~ needs a shear that is a difference, s(i) - s(j): of positions any is, of the lag only s = d
         self.splits = s in (None, 'd') or of == 'position'
@@ -558,7 +568,7 @@ def attend_split(pos, u, w, v, i, j, cache=None, temperature=1):
         y = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return y[..., :pos.hs]
 
-def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
+def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1, tile=None):
     """
     (*) for a block of queries at a time, each against the keys up to its end. Memory block x T in inference;
     in training autograd keeps the softmax of every block: about nh T^2 / 2 numbers a sequence, and s once.
@@ -574,7 +584,7 @@ def attend_blocks(pos, u, w, v, i, j, cache=None, temperature=1):
         rows = max(1, 2**21 // (nh * block * Tk))
     # pos.terms damps q and k from an origin, right as far as `reach`: a tile of queries shares one. Tiles and
     # blocks go from the last, the largest, to the first: what it frees has room for the others
-    tile, y = pos.reach(dtype), []
+    tile, y = tile or pos.reach(), []
     for start in reversed(range(0, Tq, tile)):
         end = min(start + tile, Tq)
         seen = Tk - Tq + end # keys up to the end of the tile
@@ -694,13 +704,13 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.pos = make_pos(config)
 
-    def forward(self, x, p, table, n, cache=None, read=True):
+    def forward(self, x, p, table, n, cache=None, tile=None):
         """x (B, T, C) at positions p (T) -> (B, n, C): the last n queries against all keys."""
         x = self.c_attn(x).unflatten(-1, (3 * self.n_head, -1)).transpose(1, 2)
         q, k, v = x.split(self.n_head, dim=1) # (B, nh, T, hs) each
         u = self.pos.rotate(q[:, :, -n:], p[-n:], None if table is None else table[:, -n:])
         w = self.pos.rotate(k, p, table)
-        y = self.pos.attend(u, w, v, p[-n:], p, cache, self.temperature, read) # (B, nh, n, hs)
+        y = self.pos.attend(u, w, v, p[-n:], p, cache, self.temperature, tile) # (B, nh, n, hs)
         y = y.transpose(1, 2).flatten(-2) # heads side by side again: (B, n, C)
         return self.resid_dropout(self.c_proj(y))
 
@@ -724,8 +734,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x, p, table, n, cache=None, read=True):
-        x = x[:, -n:] + self.attn(self.ln_1(x), p, table, n, cache, read)
+    def forward(self, x, p, table, n, cache=None, tile=None):
+        x = x[:, -n:] + self.attn(self.ln_1(x), p, table, n, cache, tile)
         return x + self.mlp(self.ln_2(x))
 
 class GPT(nn.Module):
@@ -786,6 +796,13 @@ class GPT(nn.Module):
         words = f"{pos.extra_repr()}, {n:,} positional parameters, path={path}"
         return words if t == 1 else f"{words}, attn_temperature={t:g}"
 
+    def dtype_of_scores(self, x):
+        """The dtype of queries and keys that are made from x, the embeddings."""
+        if self.config.attn_temperature != 1:
+            return at_least_float32(x)
+        device = x.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
     def forward(self, idx, targets=None, cache=None):
         """
         idx (B, T) -> logits, loss. targets (B, n): what follows the last n positions (-1: ignored).
@@ -804,9 +821,12 @@ class GPT(nn.Module):
             x = x + self.transformer.wpe(p)
         x = self.transformer.drop(x)
         table = self.pos_modules()[0].table(p, at_least_float32(x))
+        # out here: a compiled block that looked at the reach would be compiled anew whenever that moves
+        dtype = self.dtype_of_scores(x)
+        tiles = [pos.tile(len(cache[0].j) if cache else T, dtype) for pos in self.pos_modules()]
         for l, block in enumerate(self.transformer.h):
             last = l == self.config.n_layer - 1
-            x = block(x, p, table, n if last else T, cache[l] if cache else None, read=False)
+            x = block(x, p, table, n if last else T, cache[l] if cache else None, tiles[l])
         logits = self.lm_head(self.transformer.ln_f(x)) # (B, n, vocab_size)
         if targets is None:
             return logits, None

@@ -526,6 +526,28 @@ def test_a_moving_gamma_makes_few_graphs(name):
     assert 1 <= count.frame_count // 2 + count.frame_count % 2 <= 4, 'the last layer has a graph of its own'
 
 @pytest.mark.slow
+@pytest.mark.parametrize('name', ['jordan_scaled+alibi', 'jordan_stabilized', 'jordan_stabilized_abs'])
+def test_a_gamma_that_stays_in_reach_makes_no_new_graph(name):
+    """Blocks compiled: gamma T from .02 to 70, rows of T = L and of half, each layer its own: as at the start."""
+    torch._dynamo.reset()
+    model, count = tiny(name, L=32, T=32), CompileCounter()
+    set_gamma(model, .02 / 32)
+    for block in model.transformer.h:
+        block.compile(backend=count, fullgraph=True)
+    def step():
+        for T in (32, 16, 8):
+            model(tokens(1, T), tokens(1, T))
+    step()
+    graphs, reaches = count.frame_count, set()
+    for n in range(60):
+        for l, pos in enumerate(model.pos_modules()):
+            if n % 2 == l % 2:
+                pos.log_gamma.data += math.log(3500) / 30
+        step()
+        reaches |= {pos.reach() for pos in model.pos_modules()}
+    assert len(reaches) > 4 and count.frame_count == graphs
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['jordan_scaled+alibi', 'jordan_stabilized'])
 def test_generation_does_not_recompile_per_token(name):
     """
