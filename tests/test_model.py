@@ -528,7 +528,7 @@ def test_a_moving_gamma_makes_few_graphs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['jordan_scaled+alibi', 'jordan_stabilized', 'jordan_stabilized_abs'])
 def test_a_gamma_that_stays_in_reach_makes_no_new_graph(name):
-    """Blocks compiled: gamma T from .02 to 70, rows of T = L and of half, each layer its own: as at the start."""
+    """Blocks compiled, gamma T from .02 to 70, another one in each layer, rows of L and shorter."""
     torch._dynamo.reset()
     model, count = tiny(name, L=32, T=32), CompileCounter()
     set_gamma(model, .02 / 32)
