@@ -15,7 +15,7 @@ import time
 import datetime
 from dataclasses import asdict
 
-from configurator import configure, typed # before torch: it makes Ctrl-C one line
+from configurator import configure, typed # before torch, so that Ctrl-C prints one line
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ config = configure(globals(), {
     'all(2 <= n <= 10**6 for n in x)': 'eval_lens',
 })
 
-# what is None or empty follows from the rest
+# what is None or empty follows from the rest, in config too
 lr_decay_iters = max_iters if lr_decay_iters is None else lr_decay_iters
 warmup_iters = max_iters // 10 if warmup_iters is None else warmup_iters
 min_lr = learning_rate / 10 if min_lr is None else min_lr
@@ -145,7 +145,7 @@ label = label.strip() or runs.label_of(config, typed())
 for note in runs.without_effect(config, task, typed()):
     say(f"note: {note}")
 
-# the lengths to measure, and the longest of the data
+# the lengths to measure, and the longest of them that the data have
 lens, longest = runs.lengths_to_measure(config, task, say)
 if skip_done:
     runs.exit_if_done(results, run_id, json, say)
@@ -184,7 +184,7 @@ if init_from == 'resume':
 rows_per_iter = gradient_accumulation_steps * batch_size
 tokens_per_iter = round(rows_per_iter * sum(task.lengths) / len(task.lengths)) # on average
 
-# compile the model, and wrap it into a DDP container where there are several processes
+# compile the model, and wrap it in DDP if there are several processes
 if compile:
     x, y = task.batch(seed, 0, batch_size)
     compile = runs.compile_blocks(raw_model, x.to(device).long(), y.to(device).long(), context, say)
@@ -199,7 +199,7 @@ say(f"{dataset}: {task.note}; {tokens_per_iter:,} tokens per iteration")
 if dry_run:
     sys.exit()
 if master and not eval_only:
-    lock = runs.open_out_dir(out_dir, init_from == 'resume', say)
+    lock = runs.open_out_dir(out_dir, init_from == 'resume', say) # kept until the end
 log = runs.Log(out_dir, iter_num, config, silent=eval_only or not master)
 
 def get_lr(it):
@@ -215,7 +215,7 @@ def get_lr(it):
 
 def evaluate():
     """Mean loss of the validation rows at L, in nats per asked target. The same rows each time."""
-    # on every process: all must agree on which loss is the best
+    # on every process: all must agree on which is the best
     model.eval()
     x, y = task.examples('val', block_size, eval_iters, seed, longest=block_size, k=block_size)
     nats, _ = score(raw_model, x, y, task.answers, device, context)
@@ -243,7 +243,6 @@ signals.after_iteration()
 start = time.perf_counter() - seconds_before # a resumed run goes on counting
 last_log = time.perf_counter()
 iters_since_log = 0
-model.train()
 while not eval_only:
 
     # set the learning rate of this iteration
@@ -257,30 +256,30 @@ while not eval_only:
         stop_if_not_finite('validation loss', val_loss)
         say(f"iter {iter_num}: val loss {val_loss * task.per_nat:.4f} {task.unit}")
         log(iter=iter_num, val_loss=val_loss, lr=lr)
-        improved = iter_num > 0 and val_loss <= best_val_loss # equal after a resume
+        improved = iter_num > 0 and val_loss <= best_val_loss # equal: a resumed run measures again
         if improved:
             best_val_loss = val_loss
         if iter_num > 0 and (always_save_checkpoint or improved):
             save(ckpt_path)
         if improved and save_best:
             save(best_path)
-        last_log = time.perf_counter() # without the evaluation
+        last_log = time.perf_counter() # the evaluation is not timed
         iters_since_log = 0
     if iter_num >= max_iters:
         break
 
-    # all rows of this iteration, in every process: x (rows, T), y (rows, k)
+    # all rows of this iteration, in every process: x (rows, T), y (rows, k), -1 where nothing is asked
     x, y = task.batch(seed, iter_num, rows_per_iter)
-    targets = (y >= 0).sum().item()
+    n_targets = (y >= 0).sum().item()
 
-    # forward and backward on every world-th micro-batch. Its loss is a mean over its own targets. We want
-    # the mean over those of the whole iteration, so it counts by its share of them
+    # forward and backward on every world-th micro-batch. Its loss is the mean over its own targets. Weighted
+    # by their share of all targets, the losses add up to the mean over the iteration
     for micro in range(rank, gradient_accumulation_steps, world):
         rows = slice(micro * batch_size, (micro + 1) * batch_size)
-        share = (y[rows] >= 0).sum().item() / targets
+        share = (y[rows] >= 0).sum().item() / n_targets
         seed_dropout(seed, iter_num, micro)
         if world > 1:
-            # processes exchange gradients once an iteration, in their last backward pass
+            # gradients are exchanged once an iteration, in the last backward pass
             model.require_backward_grad_sync = micro + world >= gradient_accumulation_steps
         with context:
             _, loss = model(x[rows].to(device).long(), y[rows].to(device).long())
@@ -289,27 +288,27 @@ while not eval_only:
 
     # clip the gradient, and step
     scaler.unscale_(optimizer)
-    max_norm = grad_clip or math.inf # at inf it clips nothing, but returns the norm
-    norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), max_norm)
+    # at inf it clips nothing, but returns the norm
+    norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     iters_since_log += 1
 
-    # print the loss of the last micro-batch, the time of an iteration, and the time left
+    # print the last micro-batch's loss, the time of an iteration and the time left
     if iter_num % log_interval == 0 or iter_num == max_iters - 1:
         loss_now = loss.item() # waits for the device
         stop_if_not_finite('training loss', loss_now)
         if dtype != 'float16': # its scaler meets infinite gradients, and skips them
             stop_if_not_finite('gradient norm', norm.item())
         now = time.perf_counter()
-        seconds = max((now - last_log) / iters_since_log, 1e-9)
-        tokens_per_s = tokens_per_iter / seconds
-        left = datetime.timedelta(seconds=round(seconds * (max_iters - iter_num - 1)))
+        dt = max((now - last_log) / iters_since_log, 1e-9)
+        tokens_per_s = tokens_per_iter / dt
+        left = datetime.timedelta(seconds=round(dt * (max_iters - iter_num - 1)))
         mfu = raw_model.estimate_mfu(tokens_per_s / world, device_name, dtype)
-        say(f"iter {iter_num}: loss {loss_now * task.per_nat:.4f} {task.unit}, {seconds * 1e3:.0f} ms, "
+        say(f"iter {iter_num}: loss {loss_now * task.per_nat:.4f} {task.unit}, {dt * 1e3:.0f} ms, "
             f"{tokens_per_s:,.0f} tokens/s, ETA {left}" + (f", MFU {mfu:.1%}" if mfu else ''))
-        log(iter=iter_num, loss=loss_now, lr=lr, ms=round(seconds * 1e3, 1), tokens_per_s=round(tokens_per_s))
+        log(iter=iter_num, loss=loss_now, lr=lr, ms=round(dt * 1e3, 1), tokens_per_s=round(tokens_per_s))
         last_log = now
         iters_since_log = 0
     iter_num += 1
@@ -322,19 +321,18 @@ while not eval_only:
             "--init_from=resume goes on")
         sys.exit(128 + number)
 
-# measure at every length, with the same rows or the same targets for every encoding
+# measure at every length, with the same rows or targets for every encoding
 if master:
     signals.at_once(f"stopped during the measurement; --init_from=resume measures {ckpt_path} again")
     train_seconds = time.perf_counter() - start
-    if eval_only:
+    if eval_only: # else it is the loop's last
         val_loss = evaluate()
         say(f"val loss {val_loss * task.per_nat:.4f} {task.unit}")
     raw_model.eval()
-    metric_name = METRICS[task.metric][0]
     # of a text the same last k tokens are scored at every T, so that only their context differs
     k = min(eval_targets or block_size // 2, *eval_lens)
     metrics = {} # T: [mean, low, high, n]
-    say(f"\n{'T':>6} {'T/L':>5} {metric_name:>14} {'95% interval':>15} {'n':>7}")
+    say(f"\n{'T':>6} {'T/L':>5} {METRICS[task.metric][0]:>14} {'95% interval':>15} {'n':>7}")
     for T in lens:
         x, y = task.examples('test', T, eval_rows, seed, longest=longest, k=k)
         with torch.compiler.set_stance('force_eager'): # no compilation per length
@@ -343,7 +341,8 @@ if master:
             say(f"note: at T = {T} the loss is not finite; this length is left out")
             continue
         values = task.values(nats, hits, y.numpy())
-        mean, n = float(values.mean()), len(values)
+        mean = float(values.mean())
+        n = len(values)
         low, high = interval(values)
         metrics[T] = [round(mean, 6), round(low, 6), round(high, 6), n]
         say(f"{T:6} {T / block_size:5g} {mean:14.4f} {low:8.4f}-{high:.4f} {n:7,}")
