@@ -6,8 +6,9 @@ Every script asks its task, and none asks what kind it is.
     TextTask, MusicTask      a folder of data/ with a stream of tokens: one text, or pieces of music
     RowsTask                 a folder of data/ with rows that somebody made
 
-x (n, T) holds the tokens of n rows, y (n, k) what is asked at the last k of their positions: in a text the
-next token, in a task whatever its answer is. -1 in y: nothing is asked there, neither trained nor scored.
+x (n, T) holds the tokens of n rows, y (n, k) what is asked at the last k of their positions: in a stream the
+next token, in rows whatever the answer is. Both are whole numbers of any type. -1 in y: nothing is asked
+there, neither trained nor scored. The tasks below ask at all k; yours may leave some out.
 To add a task, write a subclass of Task with what its docstring asks for, and give it a line in TASKS.
 """
 
@@ -33,7 +34,8 @@ METRICS = {
 }
 
 # rows are drawn from default_rng([seed, stream, number]) and from nothing else: the same ones for every
-# encoding, whatever ran before. The number is the iteration or the length, 0 for windows at any length
+# encoding, whatever ran before. The number is the iteration in training. In an evaluation it is the length T,
+# but 0 for windows, which end at the same places at every T
 STREAMS = {'train': 1, 'val': 2, 'test': 3}
 
 def generator(seed, split, number):
@@ -46,7 +48,7 @@ def commas(numbers):
 # scoring, the same for every task
 
 TOKENS_PER_FORWARD = 8192 # bounds the memory of an evaluation; twice as many are slower on a CPU
-LOGITS_PER_FORWARD = 2**26
+LOGITS_PER_FORWARD = 2**26 # 256 MiB in float32
 
 @torch.no_grad()
 def score(model, x, y, answers, device, context):
@@ -86,7 +88,8 @@ def interval(values, resamples=2000):
     n, mean = len(values), float(values.mean())
     if np.isin(values, (0, 1)).all(): # each right or wrong: Wilson's, which at 0 and at 1 still has a width
         z = 1.959964 # a normal is within +-z with 95%
-        centre, scale = mean + z * z / (2 * n), 1 + z * z / n
+        scale = 1 + z * z / n
+        centre = mean + z * z / (2 * n)
         half = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
         return (centre - half) / scale, (centre + half) / scale
     if n < 2: # one window tells nothing of the spread
@@ -99,18 +102,20 @@ def interval(values, resamples=2000):
     return tuple(np.quantile(means, [.025, .975]).tolist())
 
 # -----------------------------------------------------------------------------
-# rows made in memory. They take less time than reading them would
+# what tasks have in common
 
 class Task:
     """
-    What tasks have in common. Each adds vocab_size, answers (the first `answers` tokens can be an answer),
-    note (what the csv says of it; before Task.__init__) and rows(rng, T, n) -> x (n, T), y (n, k).
+    Each task adds vocab_size, answers (the first `answers` tokens can be an answer), note (what the csv says
+    of it; before Task.__init__) and rows(rng, T, n) -> x (n, T), y (n, k), or a `batch` and `examples` of its
+    own. If it has `chance`, the metric of guessing, figures draw a line there. A setting of its own goes into
+    train.py, into TASK_SETTINGS of runs.py and into `settings` here.
     """
     metric = 'acc'
     unit, per_nat = 'nats per token', 1.0 # how a loss is printed: in this unit, so many of it per nat
     checksum = '' # of the files, where there are any
     uses = ('num_samples', 'seed') # settings of sample.py that have an effect in `show`
-    settings = ('lengths',) # those for some tasks only that this one has
+    settings = ('lengths',) # of train.py's settings for some tasks only, those that this one has
     shortest = 2 # the smallest T of a row
 
     def __init__(self, config):
@@ -161,8 +166,12 @@ class Task:
             print(f"\nT = {T} ({T / self.L:g} L), {len(x)} rows: {METRICS[self.metric][0]} {value:.3f}")
             print(f"{'the last tokens':>48} {'answer':>6} {'P(answer)':>9}")
             for row in range(len(x)):
-                tokens, wrong = self.spell(x[row, -40:].tolist()), '' if hits[row, -1] else '   wrong'
+                tokens = self.spell(x[row, -40:].tolist())
+                wrong = '' if hits[row, -1] else '   wrong'
                 print(f"{tokens[-48:]:>48} {y[row, -1]:6} {math.exp(-nats[row, -1]):9.3f}{wrong}")
+
+# -----------------------------------------------------------------------------
+# rows made in memory. They take less time than reading them would
 
 def w5(w):
     """From index 3 of the grid of a head to index 5: 10000^(-2*3/32) becomes 10000^(-2*5/32)."""
