@@ -212,8 +212,8 @@ class KernelTask(Task):
     any T.
     """
     QUERY = 2
-    TIE = 1e-9 # a sum of zero comes out as rounding noise, which depends on the machine
-    chance = 1 / 2 # accuracy of guessing, a line in figures
+    TIE = 1e-9 # a sum that is not above counts as zero: its rounding noise depends on the machine
+    chance = 1 / 2
     settings = 'kernel', 'omega', 'lengths'
     omega = None # the teacher's frequency, where it has one: probe.py looks for it in what was learned
     vocab_size, answers = 3, 2 # 0, 1, QUERY; the first two of them are answers
@@ -223,10 +223,10 @@ class KernelTask(Task):
         if name in KERNELS:
             self.teacher = lambda d: KERNELS[name](d, L, omega)
             self.note = f"{name} omega={omega:.4g}"
-            self.omega = omega
-            if name == 'linear':
+            if name == 'linear': # the one that has no omega
                 self.settings = 'kernel', 'lengths'
-                self.omega = None
+            else:
+                self.omega = omega
         elif name == 'random':
             # another teacher for every seed, unless one is asked for
             given = config['kernel_seed']
@@ -238,7 +238,7 @@ class KernelTask(Task):
         super().__init__(config)
 
     def K(self, d):
-        """The teacher at lags d >= 1."""
+        """The teacher at lags d >= 1; a subclass may have another."""
         return self.teacher(d)
 
     def rows(self, rng, T, n):
@@ -271,9 +271,11 @@ class RecallTask(Task):
         value = (V * for_value).astype(np.int64)                    # (n, K), of each key
         order = for_order.argsort(axis=1)                           # (n, K), in which the keys are asked
         place = for_place.argsort(axis=1)[:, :K]                    # (n, K), among the first T - K tokens
+        with_value = V + V * np.arange(K) + value                   # (n, K), tokens 4-35
+        alone = V + V * K + order                                   # (n, K), tokens 36-43
         x = np.full((n, T), self.BLANK, np.uint8)
-        np.put_along_axis(x, place, V + V * np.arange(K) + value, axis=1)
-        x[:, -K:] = V + V * K + order
+        np.put_along_axis(x, place, with_value, axis=1)
+        x[:, -K:] = alone
         return torch.from_numpy(x), torch.from_numpy(np.take_along_axis(value, order, axis=1))
 
 # -----------------------------------------------------------------------------
