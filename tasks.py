@@ -282,7 +282,7 @@ class RecallTask(Task):
 # a folder of data/ with files of tokens; data/folder.py reads and checks them
 
 class FolderTask(Task):
-    """What the tasks of a folder have in common."""
+    """What the tasks of a folder have in common. data is {split: (path, dtype, tokens per row)}."""
 
     def __init__(self, config, meta, data, checksum):
         self.meta, self.data, self.checksum = meta, data, checksum
@@ -290,16 +290,16 @@ class FolderTask(Task):
         super().__init__(config)
 
     def tokens(self, split):
-        """(N,) or (rows, T + 1). Opened anew each time: an open map keeps in memory what was read."""
-        file, dtype, per_row = self.data[split]
-        tokens = np.memmap(file, dtype, mode='r')
+        """(N,) or, of rows, (rows, T + 1). Opened anew each time: an open map keeps in memory what was read."""
+        path, dtype, per_row = self.data[split]
+        tokens = np.memmap(path, dtype, mode='r')
         return tokens if per_row == 1 else tokens.reshape(-1, per_row)
 
 class TextTask(FolderTask):
     """A stream of tokens. The metric is bits per byte, of the same bytes at every length."""
     metric, unit = 'bpb', 'bits per byte'
     settings = 'lengths', 'eval_targets'
-    uses = tuple('start num_samples max_new_tokens temperature top_k seed stop score'.split())
+    uses = ('start', 'num_samples', 'max_new_tokens', 'temperature', 'top_k', 'seed', 'stop', 'score')
 
     def __init__(self, config, meta, data, checksum):
         super().__init__(config, meta, data, checksum)
@@ -308,7 +308,7 @@ class TextTask(FolderTask):
         if self.test == 'val':
             self.note += ' test=val'
         self.bytes = self.bytes_of_tokens()
-        # losses are printed at the bytes per token of train.bin; `values` counts those of the tokens scored
+        # a printed loss takes every token for the mean one of train.bin, `values` has the bytes of each
         train = meta['splits']['train']
         self.per_nat = train['tokens'] / train['bytes'] / math.log(2)
         for split in ('train', 'val'):
@@ -317,7 +317,7 @@ class TextTask(FolderTask):
                      f"for a window of block_size={self.L}: use a longer text, or a smaller block_size")
 
     def bytes_of_tokens(self):
-        """(vocab_size,): how many bytes of text a token stands for."""
+        """(vocab_size,): how many bytes of text a token stands for. A file of them goes into the checksum."""
         if self.meta['encoding'] == 'bytes':
             return np.ones(self.vocab_size, np.uint8)
         path = os.path.join(os.path.dirname(self.data['train'][0]), 'token_bytes.npy')
@@ -328,7 +328,6 @@ class TextTask(FolderTask):
         if getattr(lengths, 'shape', None) != (self.vocab_size,):
             fail(f"{os.path.relpath(path, ROOT)}: missing, or not a number of bytes for each token; "
                  "run its prepare.py again")
-        # the checksum covers this file too
         both = self.checksum + str(lengths.tolist())
         self.checksum = hashlib.sha256(both.encode()).hexdigest()[:16]
         return lengths
@@ -341,7 +340,8 @@ class TextTask(FolderTask):
 
     def windows(self, tokens, ends, T, k):
         """T + 1 tokens before each of these ends: x is all but the last one, y the last k."""
-        rows = torch.from_numpy(np.stack([tokens[end - T - 1:end] for end in ends]).astype(np.int64))
+        rows = np.stack([tokens[end - T - 1:end] for end in ends])
+        rows = torch.from_numpy(rows.astype(np.int64))
         return rows[:, :-1], rows[:, -k:]
 
     def examples(self, split, T, n, seed, longest, k):
@@ -366,10 +366,14 @@ class TextTask(FolderTask):
     def show(self, model, how):
         """What sample.py prints: texts that go on from a prompt, or the bits per byte of a file."""
         encode, decode = codec(self.meta['encoding'])
-        text, stop = (text.encode('utf-8', 'surrogateescape') for text in (how.start, how.stop))
-        if how.start.startswith('FILE:'):
-            text = read_file(how.start[5:])
-        tokens = encode(read_file(how.score) if how.score else text or b'\n')
+        stop = how.stop.encode('utf-8', 'surrogateescape')
+        if how.score:
+            text = read_file(how.score)
+        elif how.start.startswith('FILE:'):
+            text = read_file(how.start.removeprefix('FILE:')) or b'\n'
+        else:
+            text = how.start.encode('utf-8', 'surrogateescape') or b'\n'
+        tokens = encode(text)
         if max(tokens, default=0) >= self.vocab_size:
             usage(f"this text has token {max(tokens)}, outside the model's vocabulary of {self.vocab_size}")
         if how.score:
@@ -384,7 +388,9 @@ class TextTask(FolderTask):
                 out = model.generate(torch.tensor([tokens], device=how.device), how.max_new_tokens,
                                      temperature=how.temperature, top_k=how.top_k, until=ended)
             new = decode(out[0, len(tokens):].tolist())
-            print(readable(decode(tokens) + (new.partition(stop)[0] if stop else new)))
+            if stop:
+                new = new.partition(stop)[0]
+            print(readable(decode(tokens) + new))
             print('---------------', flush=True)
 
     def show_score(self, model, how, tokens):
@@ -431,12 +437,12 @@ class RowsTask(FolderTask):
         return self.take('train', generator(seed, 'train', it).integers(0, len(self.tokens('train')), n))
 
     def examples(self, split, T, n, seed, longest, k):
-        file = f'test_{T}' if split == 'test' else split
-        order = generator(seed, split, T).permutation(len(self.tokens(file)))
-        return self.take(file, np.sort(order[:n]))
+        part = f'test_{T}' if split == 'test' else split
+        order = generator(seed, split, T).permutation(len(self.tokens(part)))
+        return self.take(part, np.sort(order[:n])) # sorted: a file is read from front to back
 
     def available(self, lengths):
-        has = [int(split[5:]) for split in self.data if split.startswith('test_')]
+        has = [int(split.removeprefix('test_')) for split in self.data if split.startswith('test_')]
         return tuple(T for T in lengths if T in has), f"it has test files for T = {commas(sorted(has))}"
 
 class MusicTask(TextTask):
