@@ -459,29 +459,29 @@ class MusicTask(TextTask):
         self.test = 'test' if 'test' in data else 'val'
         self.bytes = np.ones(self.vocab_size, np.uint8) # `values` of a text then counts by token
         for split in ('train', 'val'):
-            if self.longest(split) < self.L:
+            if self.longest_piece(split) < self.L:
                 fail(f"data/{config['dataset']}/{split}.bin: no piece is as long as block_size={self.L}; "
-                     f"the longest has {self.longest(split):,} tokens")
+                     f"the longest has {self.longest_piece(split):,} tokens")
 
     def pieces(self, split):
-        """(pieces,) each: where a piece has its first token, and where the separator stands that ends it."""
-        separators = np.flatnonzero(self.tokens(split) == 0)
+        """(pieces,) each: where a piece starts, and where it stops, which is where a separator stands."""
+        separators = np.flatnonzero(self.tokens(split) == 0) # notes.SEPARATOR
         return separators[:-1] + 1, separators[1:]
 
-    def longest(self, split):
-        first, last = self.pieces(split)
-        return int((last - first).max(initial=0))
+    def longest_piece(self, split):
+        start, stop = self.pieces(split)
+        return int((stop - start).max(initial=0))
 
     def rows(self, rng, T, n):
         """Any windows of T + 1 tokens that lie in a piece, or in one and the separators around it."""
-        first, last = self.pieces('train')
-        # a window is T + 1 tokens of a piece and the separators around it, at first - 1 and at last
-        count = np.maximum(last + 1 - (first - 1) - T, 0)       # windows in each piece
+        start, stop = self.pieces('train')
+        # a window is T + 1 tokens of a piece and the separators around it, at start - 1 and at stop
+        count = np.maximum(stop + 1 - (start - 1) - T, 0)       # windows in each piece
         upto = np.cumsum(count)                                 # in it and all before it
         drawn = rng.integers(0, upto[-1], n)                    # a window, of all that there are
         piece = np.searchsorted(upto, drawn, side='right')      # where it lies
         still_right = upto[piece] - 1 - drawn                   # windows of its piece that lie right of it
-        return self.windows(self.tokens('train'), last[piece] + 1 - still_right, T, T)
+        return self.windows(self.tokens('train'), stop[piece] + 1 - still_right, T, T)
 
     def examples(self, split, T, n, seed, longest, k):
         """
@@ -493,17 +493,17 @@ class MusicTask(TextTask):
         split = self.test if split == 'test' else split
         k = min(k, T)
         ends = []
-        for first, last in zip(*self.pieces(split)):
-            room = last + 1 - (first + longest)                            # places where a window may end
+        for start, stop in zip(*self.pieces(split)):
+            room = stop + 1 - (start + longest) # places where a window may end
             if room > 0:
                 # from the end of the piece, less an offset, back to where `longest` tokens still fit
                 offset = rng.integers(0, min(k, room))
-                ends.append(np.arange(last + 1 - offset, first + longest, -k))
+                ends.append(np.arange(stop + 1 - offset, start + longest, -k))
         ends = rng.permutation(np.concatenate(ends))[:n]
-        return self.windows(self.tokens(split), np.sort(ends), T, k)
+        return self.windows(self.tokens(split), np.sort(ends), T, k) # sorted: read from front to back
 
     def available(self, lengths):
-        longest = self.longest(self.test)
+        longest = self.longest_piece(self.test)
         return tuple(T for T in lengths if T <= longest), f"the longest test piece has {longest:,} tokens"
 
     def show(self, model, how):
@@ -511,11 +511,12 @@ class MusicTask(TextTask):
         from data.music import notes
         prompt, original = [notes.SEPARATOR], []
         if how.start.startswith('PIECE:'):
-            names, number = self.meta['splits'][self.test].get('pieces', []), how.start[6:]
+            names = self.meta['splits'][self.test].get('pieces', [])
+            number = how.start.removeprefix('PIECE:')
             if not (number.isdecimal() and int(number) < len(names)):
                 usage(f"start={how.start}: there are the test pieces 0 to {len(names) - 1}")
-            first, last = [ends[int(number)] for ends in self.pieces(self.test)]
-            original = self.tokens(self.test)[first:last].tolist()
+            start, stop = self.pieces(self.test)
+            original = self.tokens(self.test)[start[int(number)]:stop[int(number)]].tolist()
             prompt += original[:self.L]
             print(f"test piece {number}, {names[int(number)]}: the model goes on after {self.L} tokens")
         elif how.start.strip():
