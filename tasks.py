@@ -290,7 +290,7 @@ class FolderTask(Task):
         super().__init__(config)
 
     def tokens(self, split):
-        """(N,) or, of rows, (rows, T + 1). Opened anew each time: an open map keeps in memory what was read."""
+        """(N,), or of rows (rows, T + 1). Opened anew: an open map keeps in memory what was read."""
         path, dtype, per_row = self.data[split]
         tokens = np.memmap(path, dtype, mode='r')
         return tokens if per_row == 1 else tokens.reshape(-1, per_row)
