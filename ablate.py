@@ -516,8 +516,8 @@ if __name__ == '__main__': # the tests import the functions above
         sys.exit()
 
     # what can be refused without train.py
-    if not files or not specs:
-        usage("expected a config file and --pos=a,b,c (or --report=results.csv); --help shows examples")
+    if not specs:
+        usage("expected --pos=a,b,c (or --report=results.csv); --help shows examples")
     given = [(f'--{k}', k) for k in typed() if k not in OWN]
     for spec in specs:
         given += [(f'--pos={spec}', word.partition('=')[0].lstrip('-')) for word in spec.split(':')[1:]]

@@ -60,7 +60,8 @@ def heads(x, n, dim=0):
     if x.size(dim) == n:
         return x
     if n % x.size(dim):
-        raise ValueError(f"{n} query heads are no multiple of {x.size(dim)} of keys, or of the encoding")
+        raise ValueError(f"{n} heads are no multiple of {x.size(dim)}: an encoding's n_head is the number of "
+                         "key heads, and that of query heads is a multiple of it")
     return x.repeat_interleave(n // x.size(dim), dim)
 
 class Encoding(nn.Module):

@@ -232,6 +232,8 @@ def load(path):
     """The dict that train.py saved, on the CPU; one line if it is missing, unreadable or damaged."""
     if not os.path.exists(path):
         fail(f"{path}: no checkpoint there; train.py writes one to its out_dir at every evaluation")
+    if os.path.isdir(path):
+        fail(f"{path}: is a folder; expected a checkpoint, such as {os.path.join(path, 'ckpt.pt')}")
     try:
         with open(path, 'rb') as f:
             checkpoint = torch.load(f, map_location='cpu', weights_only=True)
@@ -274,9 +276,10 @@ def resume(path, config, task, extend):
     saved, now = (settings_that_count(c) | {'seed': c['seed']} for c in (checkpoint['config'], config))
     saved['data'], now['data'] = checkpoint['data'], task.checksum or task.note
     changed = {k: saved.get(k) for k in now if saved.get(k) != now[k] and k not in FREE_ON_RESUME}
-    for key in changed:
+    hints = dict(max_iters="; --extend=True gives a run more iterations", extend=": it is an extended run")
+    for key in sorted(changed, key=lambda key: key == 'extend'): # what differs besides tells more
         if not (extend and key in EXTENDED):
-            hint = "; --extend=True gives a run more iterations" if key == 'max_iters' else ''
+            hint = hints.get(key, '')
             usage(f"--init_from=resume: {key} is {saved.get(key)!r} in {path}, but {now[key]!r} now; "
                   f"resume with the same settings and data, or start from scratch{hint}")
     if config['max_iters'] < checkpoint['iter_num']:

@@ -130,6 +130,19 @@ def test_an_extended_run_has_a_hash_of_its_own(here):
         hashes.add(extended['config_hash'])
     assert len(hashes) == 3
 
+def test_what_differs_from_an_extended_run_is_named_before_extend(here):
+    assert here('train.py', *TINY).status == 0
+    assert here('train.py', *TINY, '--init_from=resume', '--extend=True', '--max_iters=3').status == 0
+    run = here('train.py', *TINY, '--init_from=resume', '--max_iters=3', '--pos=nope')
+    assert_refused(run.status, run.err, "pos is ", "'nope' now")
+    run = here('train.py', *TINY, '--init_from=resume', '--max_iters=3')
+    assert_refused(run.status, run.err, 'extend is True', 'it is an extended run')
+
+def test_a_folder_is_no_checkpoint(here):
+    os.makedirs('folder')
+    run = here('probe.py', '--ckpt=folder')
+    assert_refused(run.status, run.err, 'is a folder', os.path.join('folder', 'ckpt.pt'), code=1)
+
 def test_fewer_iterations_than_the_checkpoint_has_are_refused(here):
     assert here('train.py', *TINY).status == 0
     run = here('train.py', *TINY, '--init_from=resume', '--extend=True', '--max_iters=1')
