@@ -10,4 +10,4 @@ jordan_scaled,damped:pos_c=1,jordan_exact:pos_gamma0=0,nope,alibi,rope+alibi,\
 damped:pos_c=1:pos_lr_mult=0,jordan_scaled:pos_lr_mult=0,jordan_scaled:pos_c=.1
 # the figure: of some, and what it says
 python ablate.py --report=results/linear.csv --pos='rope,direct_sum,damped c=1,jordan_stabilized,jordan_exact' \
-    --title='One layer, linear attention: the coupled block holds to 8 times the training length'
+    --title='One layer, linear attention: jordan_exact holds to 8 times the training length'
