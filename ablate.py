@@ -32,7 +32,7 @@ from configurator import ROOT, configure, typed, usage # before torch: it makes 
 
 import numpy as np
 
-from common import COLORS, fail, pyplot, save_figure
+from common import COLORS, fail, kind_of, pyplot, save_figure
 from runs import check_results, read_rows
 from tasks import METRICS, TASKS
 
@@ -375,7 +375,7 @@ def draw(path, curves, heading, xlabel, ylabel, level, word, top):
     fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
     seen, ends, kinds = [], [], []
     for name, points in curves.items():
-        kind = (name.split() or [''])[0]
+        kind = kind_of(name)
         color = COLORS.get(kind, COLORS.get(kind.partition('+')[0], '#444444'))
         style = ['-', '--', ':', '-.'][kinds.count(kind) % 4] # of one encoding's variants
         x, mean, half = np.array([(x, c['mean'], c['half'] if c['n'] > 2 else np.nan) for x, c in points]).T
@@ -413,7 +413,7 @@ def figures(path, panels, chosen):
     stem, pictures = path.removesuffix('.csv'), {}
     for panel, encodings in panels.items():
         base = base_of(encodings)
-        best = {(name.split() or [''])[0]: name for name in reversed(encodings)}
+        best = {kind_of(name): name for name in reversed(encodings)}
         shown = [name for name in encodings if name in (chosen or [base, *best.values()])]
         key = '' if figure in RUN else panel
         for name in sorted(shown, key=lambda name: name != base)[:7]:

@@ -143,3 +143,7 @@ COLORS = {
     'damped': '#0072b2', 'real_jordan': '#8c564b', 'direct_sum': '#cc79a7', 'jordan_exact': '#7b3294',
     'jordan_scaled': '#009e73', 'jordan_stabilized': '#d62728', 'jordan_stabilized_abs': '#ff9896',
 }
+
+def kind_of(label):
+    """'damped c=0.1' -> 'damped': the encoding of a label."""
+    return (label.split() or [''])[0]

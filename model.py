@@ -792,17 +792,13 @@ class GPT(nn.Module):
         self.update_reach()
         pos, t = self.pos_modules()[0], self.config.attn_temperature
         n = self.positional_parameters()
-        dtype = dtype if t == 1 else torch.promote_types(dtype, torch.float32)
-        path = pos.path(self.config.block_size, dtype)
+        path = pos.path(self.config.block_size, self.dtype_of_scores(dtype))
         words = f"{pos.extra_repr()}, {n:,} positional parameters, path={path}"
         return words if t == 1 else f"{words}, attn_temperature={t:g}"
 
-    def dtype_of_scores(self, x):
-        """The dtype of queries and keys that are made from x, the embeddings."""
-        if self.config.attn_temperature != 1:
-            return at_least_float32(x)
-        device = x.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    def dtype_of_scores(self, dtype):
+        """What attention works in, where queries and keys come in this dtype."""
+        return dtype if self.config.attn_temperature == 1 else torch.promote_types(dtype, torch.float32)
 
     def forward(self, idx, targets=None, cache=None):
         """
@@ -823,7 +819,9 @@ class GPT(nn.Module):
         x = self.transformer.drop(x)
         table = self.pos_modules()[0].table(p, at_least_float32(x))
         # out here: a compiled block that looked at the reach would be compiled anew whenever that moves
-        dtype = self.dtype_of_scores(x)
+        device = idx.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = self.dtype_of_scores(dtype)
         tiles = [pos.tile(len(cache[0].j) if cache else T, dtype) for pos in self.pos_modules()]
         for l, block in enumerate(self.transformer.h):
             last = l == self.config.n_layer - 1

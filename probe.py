@@ -25,10 +25,10 @@ from configurator import configure, typed, usage # before torch: it makes Ctrl-C
 import numpy as np
 import torch
 
-from common import COLORS, fail, pyplot, save_figure
+from common import COLORS, fail, kind_of, pyplot, save_figure
 from model import BIASES, GPTConfig, POS, make_pos, reference_attention
 from runs import digest, load, model_of, settings_that_count
-from tasks import KERNELS, interval, make_task, score
+from tasks import KERNELS, TOKENS_PER_FORWARD, interval, make_task, score
 
 # -----------------------------------------------------------------------------
 only = '' # one table: laws, fits, structured, reference or shear; '' is all of them
@@ -459,7 +459,7 @@ def flip_kernel(model, x, lags):
     readout of the form sum_d K(d) (2 b - 1) it is K. `model`: anything with model(idx)[0] = logits (B, n, V).
     """
     T, out = x.size(1), []
-    at, step = T - 1 - lags, max(1, 16384 // T) # step: rows per forward
+    at, step = T - 1 - lags, max(1, TOKENS_PER_FORWARD // T) # step: rows per forward
     for row in x.long():
         flipped = row.repeat(len(lags) + 1, 1) # the last one stays as it is
         flipped[torch.arange(len(lags)), at] = 1 - row[at]
@@ -685,7 +685,7 @@ def plot_learned(models):
         for ax, T in zip(line, (min(r['lengths']), max(r['lengths']))):
             at, d = r['lengths'][T], np.arange(1, T)
             kernel, teacher = at['kernel'], r['teacher'](at['lags'])
-            kind = (r['label'].split() or [''])[0]
+            kind = kind_of(r['label'])
             kernel = kernel * (kernel @ teacher) / max(kernel @ kernel, 1e-300) # a sign has no scale
             ax.plot(d, r['teacher'](d), color='0.75', lw=.8, label='teacher')
             ax.plot(at['lags'], kernel, 'o', ms=3, color=COLORS.get(kind), label=r['label'])

@@ -20,7 +20,7 @@ from configurator import configure, usage # first: it makes Ctrl-C one line
 import numpy as np
 import torch
 
-from common import fail, pyplot, save_figure
+from common import COLORS, fail, pyplot, save_figure
 from data.music.notes import STEPS, VOICES
 from runs import load, model_of
 from tasks import make_task
@@ -92,7 +92,7 @@ def draw(lags, heads, L, title, path):
     for ax, head in zip(axes.flat, heads):
         for bar in range(BAR, len(lags), BAR):
             ax.axvline(bar, color='0.85', lw=.8)
-        ax.plot(lags, head['kernel'], color='#009e73', lw=1)
+        ax.plot(lags, head['kernel'], color=COLORS['jordan_scaled'], lw=1)
         ax.plot(lags, head['kernel'] - head['shear'].sum(dim=0), color='0.4', lw=.7, ls='--')
         ax.axvline(L, color='#888888', lw=1, ls=':')
         ax.set_title(head['name'], fontsize=9, loc='left')
