@@ -10,15 +10,15 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+# the workers of pytest-xdist share the cores, and so does what they start; before numpy and torch read it
+os.environ['OMP_NUM_THREADS'] = '1'
+
 import numpy as np
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-import torch
-
-torch.set_num_threads(1) # the workers of pytest-xdist share the cores
 # a job in the background ignores Ctrl-C, and what it starts does too: there would be none to test
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL) # and so does one of nohup with SIGHUP
@@ -91,7 +91,7 @@ def start(script, *flags, cwd, repo=ROOT, before=(), **env):
     return subprocess.Popen([*before, sys.executable, os.path.join(repo, script), *map(str, flags)], cwd=cwd,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                             text=True, encoding='utf-8', errors='replace',
-                            env=os.environ | {'OMP_NUM_THREADS': '1'} | env)
+                            env=os.environ | env)
 
 def finish(process, status=0, timeout=120):
     """Its stdout and stderr, when it has ended with this status."""

@@ -382,7 +382,7 @@ def test_seven_lines_at_most_each_with_its_name(monkeypatch, tmp_path):
     assert len(names) == 7 and 'rope' in names and seen[0].get_legend() is None
 
 def test_a_notebooks_backend_and_a_console_that_cannot_print_it_do_not_end_a_report(study):
-    env = os.environ | {'OMP_NUM_THREADS': '1', 'PYTHONIOENCODING': 'ascii',
+    env = os.environ | {'PYTHONIOENCODING': 'ascii',
                         'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}
     command = [sys.executable, SCRIPT, '--report=study.csv']
     subprocess.run(command, cwd=study, check=True, capture_output=True, env=env)
@@ -539,10 +539,9 @@ def test_a_signal_reaches_every_run_and_they_save(grid, tmp_path, number):
 def test_a_grid_of_the_real_train_is_made_once(tmp_path):
     flags = '''--block_size=16 --n_embd=16 --n_head=2 --batch_size=4 --eval_iters=32 --eval_rows=32
                --max_iters=2 --warmup_iters=1 --pos=rope,damped:pos_c=1 --seeds=0 --plot=False'''.split()
-    env = os.environ | {'OMP_NUM_THREADS': '1'}
     def ablated():
         command = [sys.executable, SCRIPT, 'config/smoke.py', *flags]
-        out = subprocess.check_output(command, cwd=tmp_path, env=env, encoding='utf-8')
+        out = subprocess.check_output(command, cwd=tmp_path, encoding='utf-8')
         return json.loads(out.splitlines()[-1]), (tmp_path / 'out-ablate' / 'results.csv').read_text()
     first, text = ablated()
     assert [*first['panels']['']] and ablated() == (first, text) and text.count('\n') == 3

@@ -22,7 +22,7 @@ def bench(*flags, cwd, before='', **env):
     if before:
         command = [sys.executable, '-W', 'error', '-c', code]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300,
-                          env=os.environ | {'OMP_NUM_THREADS': '1'} | env)
+                          env=os.environ | env)
 
 def result(*flags, cwd, **kw):
     p = bench(*flags, cwd=cwd, **kw)

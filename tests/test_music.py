@@ -224,8 +224,7 @@ def make(root, monkeypatch, L):
     return tasks.make_task(dict(dataset='music', block_size=L, lengths=(), seed=0))
 
 def run(root, *args):
-    env = os.environ | {'OMP_NUM_THREADS': '1'}
-    return subprocess.run([sys.executable, *map(str, args)], cwd=root, env=env, capture_output=True,
+    return subprocess.run([sys.executable, *map(str, args)], cwd=root, capture_output=True,
                           encoding='utf-8', timeout=600)
 
 def test_windows_stay_in_their_piece(root, monkeypatch):

@@ -23,7 +23,7 @@ ROOT = os.path.dirname(os.path.abspath(probe.__file__))
 
 def run(*flags, cwd, **env):
     command = [sys.executable, '-W', 'error', os.path.join(ROOT, 'probe.py'), *flags]
-    env = os.environ | {'OMP_NUM_THREADS': '1'} | env
+    env = os.environ | env
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, env=env)
 
 def by_name(rows):
