@@ -44,6 +44,7 @@ def here(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     # what a run leaves behind in the process
     monkeypatch.setattr(sys, 'excepthook', sys.excepthook)
+    monkeypatch.setattr(sys, 'path', sys.path[:])
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     locks, open_out_dir = [], runs.open_out_dir
     def remember(*args):

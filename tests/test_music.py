@@ -280,17 +280,17 @@ def test_no_piece_is_long_enough(root, monkeypatch, capsys):
         make(root, monkeypatch, 161)
     assert 'block_size=161; the longest has 160 tokens' in capsys.readouterr().err
 
-def test_train_sample_midi(root):
+def test_train_sample_midi(root, here, folders):
     """As a user does it: a model, music that goes on from a test piece, its MIDI file."""
     flags = 'dataset=music block_size=64 n_layer=1 n_embd=32 n_head=2 pos=rope device=cpu batch_size=4'
     flags += ' max_iters=2 warmup_iters=1 eval_iters=4 eval_lens=64,128,256'
-    r = run(root, 'train.py', *(f'--{flag}' for flag in flags.split()))
-    assert r.returncode == 0 and 'bits per token' in r.stdout, r.stderr
-    r = run(root, 'sample.py', '--start=PIECE:3', '--num_samples=2', '--max_new_tokens=41', '--device=cpu')
-    assert r.returncode == 0, r.stderr
-    assert 'test3 a title' in r.stdout and r.stdout.count('Soprano') >= 2
+    r = here('train.py', *(f'--{flag}' for flag in flags.split()))
+    assert r.status == 0 and 'bits per token' in r.out, r.err
+    r = here('sample.py', '--start=PIECE:3', '--num_samples=2', '--max_new_tokens=41', '--device=cpu')
+    assert r.status == 0, r.err
+    assert 'test3 a title' in r.out and r.out.count('Soprano') >= 2
     if importlib.util.find_spec('music21') is None:
-        assert 'pip install music21' in r.stdout and not (root / 'out' / 'sample_0.mid').exists()
+        assert 'pip install music21' in r.out and not (root / 'out' / 'sample_0.mid').exists()
     else:
         # the prompt is the original's, and the rest was printed
         voices = chorale(23, 100)
@@ -303,8 +303,8 @@ def test_train_sample_midi(root):
         with open(root / 'out' / 'sample_0.png', 'rb') as f:
             assert f.read(8) == b'\x89PNG\r\n\x1a\n'
     # music from nothing
-    r = run(root, 'sample.py', '--num_samples=1', '--max_new_tokens=8', '--device=cpu')
-    assert r.returncode == 0 and 'sample 0' in r.stdout, r.stderr
+    r = here('sample.py', '--num_samples=1', '--max_new_tokens=8', '--device=cpu')
+    assert r.status == 0 and 'sample 0' in r.out, r.err
 
 @pytest.mark.parametrize('start', ['PIECE:5', 'PIECE:-1', 'PIECE:', 'The sea'])
 def test_what_is_no_piece(root, monkeypatch, capsys, start):
@@ -348,13 +348,13 @@ def test_ngram_is_a_distribution_and_the_formula():
         assert np.allclose(found, expected, rtol=1e-12)
         assert np.allclose(found.reshape(-1, V).sum(axis=1), 1)
 
-def test_ngram_command(root):
-    r = run(root, 'data/music/ngram.py', '--n=3', '--block_size=64', '--eval_lens=64,256')
-    assert r.returncode == 0, r.stderr
-    bits = [float(line.split()[1]) for line in r.stdout.strip().split('\n')[-3:]]
+def test_ngram_command(root, here, folders):
+    r = here('data/music/ngram.py', '--n=3', '--block_size=64', '--eval_lens=64,256')
+    assert r.status == 0, r.err
+    bits = [float(line.split()[1]) for line in r.out.strip().split('\n')[-3:]]
     assert all(2 < b < 8 for b in bits)
     # the windows are the task's
-    assert ' windows of 256 tokens' in r.stdout
+    assert ' windows of 256 tokens' in r.out
 
 # -----------------------------------------------------------------------------
 # what a head makes of a lag
@@ -371,25 +371,25 @@ def test_the_kernel_of_one_block_and_its_shear():
     assert torch.allclose(kernel.without_shear(pos, q, k, lags)[0, 0], fade, atol=1e-6)
     assert pos.eta().item() == pytest.approx(3) # as it was
 
-def test_the_kernels_of_a_trained_model(root):
+def test_the_kernels_of_a_trained_model(root, here, folders):
     """As a user does it: a line for each head, and the picture."""
     flags = 'dataset=music block_size=64 n_layer=2 n_embd=32 n_head=2 pos=jordan_scaled+alibi device=cpu'
     flags += ' max_iters=2 warmup_iters=1 eval_iters=4 eval_lens=64 batch_size=4'
-    r = run(root, 'train.py', *(f'--{flag}' for flag in flags.split()))
-    assert r.returncode == 0, r.stderr
-    r = run(root, 'data/music/kernel.py', '--ckpt=out/ckpt.pt', '--plot=True', '--pairs=8')
-    assert r.returncode == 0, r.stderr
-    assert [line.split()[0] for line in r.stdout.splitlines()[-5:-1]] == ['0.0', '0.1', '1.0', '1.1']
+    r = here('train.py', *(f'--{flag}' for flag in flags.split()))
+    assert r.status == 0, r.err
+    r = here('data/music/kernel.py', '--ckpt=out/ckpt.pt', '--plot=True', '--pairs=8')
+    assert r.status == 0, r.err
+    assert [line.split()[0] for line in r.out.splitlines()[-5:-1]] == ['0.0', '0.1', '1.0', '1.1']
     assert (root / 'out' / 'kernel.png').exists()
 
 @pytest.mark.parametrize('flags, words', [
     ('--dataset=music --pos=rope --block_size=64', 'no shear'), ('--pos=jordan_exact', 'not on music')])
-def test_a_model_without_shear_or_music_has_no_kernel_to_show(root, flags, words):
+def test_a_model_without_shear_or_music_has_no_kernel_to_show(root, here, folders, flags, words):
     flags += ' --n_layer=1 --n_embd=32 --n_head=2 --device=cpu --max_iters=1 --eval_iters=4 --batch_size=4'
-    r = run(root, 'train.py', *flags.split(), '--eval_rows=4', '--eval_lens=64')
-    assert r.returncode == 0, r.stderr
-    r = run(root, 'data/music/kernel.py', '--ckpt=out/ckpt.pt')
-    assert r.returncode in (1, 2) and words in r.stderr and r.stderr.count('\n') == 1
+    r = here('train.py', *flags.split(), '--eval_rows=4', '--eval_lens=64')
+    assert r.status == 0, r.err
+    r = here('data/music/kernel.py', '--ckpt=out/ckpt.pt')
+    assert r.status in (1, 2) and words in r.err and r.err.count('\n') == 1
 
 # -----------------------------------------------------------------------------
 
