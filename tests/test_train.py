@@ -61,22 +61,25 @@ def test_what_decides_nothing_changes_no_number(here, flags):
     assert numbers[0] == numbers[1]
 
 @pytest.mark.slow
-def test_smoke_has_one_val_loss(repo, tmp_path):
+def test_smoke_has_one_val_loss(here, folders, repo, tmp_path):
     """In a fresh copy, after a longer run, after another teacher, after prepare.py, beside another run."""
-    def smoke(*flags):
-        return start('train.py', 'config/smoke.py', '--seed=0', '--max_iters=5', '--json=True', *flags,
-                     repo=repo, cwd=tmp_path)
-    def val_loss(process):
-        return json.loads(finish(process)[0].splitlines()[-1])['val_loss']
-    losses = [val_loss(smoke())]
-    val_loss(smoke('--max_iters=100'))
-    losses += [val_loss(smoke())]
-    assert val_loss(smoke('--kernel=linear')) != losses[0]
-    finish(start('data/synth/prepare.py', '--block_size=64', '--train_rows=100', repo=repo, cwd=tmp_path))
-    losses += [val_loss(smoke())]
-    beside = smoke('--out_dir=beside', '--seed=1')
-    losses += [val_loss(smoke('--log_interval=2', '--eval_interval=2', '--out_dir=another'))]
-    assert val_loss(beside) != losses[0] and len(set(losses)) == 1
+    smoke = 'config/smoke.py --seed=0 --max_iters=5 --eval_iters=64 --eval_lens=64 --json=True'.split()
+    def val_loss(*flags):
+        return row_of(here('train.py', *smoke, *flags))['val_loss']
+    fresh = finish(start('train.py', *smoke, repo=repo, cwd=tmp_path))[0]
+    losses = [json.loads(fresh.splitlines()[-1])['val_loss']]
+    val_loss('--max_iters=40')
+    losses += [val_loss()]
+    assert val_loss('--kernel=linear') != losses[0] and val_loss('--seed=1') != losses[0]
+    ok(here('data/synth/prepare.py', '--block_size=64', '--train_rows=100'))
+    losses += [val_loss()]
+    beside = start('train.py', *smoke, '--max_iters=100000', '--out_dir=beside', '--seed=1', cwd=tmp_path)
+    while not beside.stdout.readline().startswith('iter '):
+        assert beside.poll() is None
+    losses += [val_loss('--log_interval=2', '--eval_interval=2', '--out_dir=another')]
+    assert beside.poll() is None and len(set(losses)) == 1
+    beside.kill()
+    beside.communicate()
 
 def test_batches_are_the_same_for_every_encoding_and_other_for_another_seed(here, monkeypatch):
     seen, batch = [], tasks.KernelTask.batch
@@ -112,14 +115,14 @@ def test_the_loss_is_the_mean_over_asked_targets(here, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dataset', ['synth', 'recall', 't'])
-def test_two_processes_equal_one(repo, tmp_path, folders, dataset):
+def test_two_processes_equal_one(here, repo, tmp_path, folders, dataset):
     """torchrun with 2 gloo processes: the same global batch, losses and weights to 1e-5, and one row."""
     stream()
-    (folders / 't').rename(repo / 'data' / 't')
+    (repo / 'data' / 't').symlink_to(folders / 't')
     flags = [*TINY, f'--dataset={dataset}', '--block_size=32', '--max_iters=3',
              '--gradient_accumulation_steps=2',
              '--dropout=0.1', '--eval_interval=2', '--eval_lens=32,64']
-    finish(start('train.py', *flags, '--out_dir=one', repo=repo, cwd=tmp_path))
+    ok(here('train.py', *flags, '--out_dir=one'))
     torchrun = ['torch.distributed.run', '--standalone', '--nproc_per_node=2', repo / 'train.py']
     finish(start('-m', *torchrun, *flags, '--out_dir=two', repo='', cwd=tmp_path))
     assert_equal(weights(tmp_path / 'one'), weights(tmp_path / 'two'), atol=1e-5)
@@ -296,14 +299,16 @@ def test_a_task_of_ones_own_runs_everywhere_with_no_other_edit(repo, tmp_path):
     flags = [f for f in TINY if 'pos' not in f] + ['--dataset=count']
     def run(script, *flags):
         return finish(start(script, *flags, repo=repo, cwd=tmp_path))[0]
-    row = json.loads(run('train.py', *flags, '--pos=damped', '--json=True').splitlines()[-1])
-    assert row['metric'] == 'cost' and row['note'] == 'sums of five'
-    for value, lo, hi, n in row['metrics'].values():
-        assert 1 <= lo <= value <= hi <= 2
-    assert 'mean error' in run('sample.py', '--num_samples=3')
-    assert 'damped' in run('probe.py', '--ckpt=out/ckpt.pt')
-    report = run('ablate.py', 'config/smoke.py', *flags, '--pos=rope,damped', '--seeds=0,1', '--plot=False')
+    # the grid starts train.py
+    report = run('ablate.py', 'config/smoke.py', *flags, '--pos=rope,damped', '--seeds=0', '--plot=False')
     assert 'mean error: mean over n seeds' in report and 'rope' in report and 'damped' in report
+    _, row = runs.read_rows(str(tmp_path / 'out-ablate' / 'results.csv'))
+    assert row['metric'] == 'cost' and row['note'] == 'sums of five'
+    for value, lo, hi, n in json.loads(row['metrics']).values():
+        assert 1 <= lo <= value <= hi <= 2
+    trained = 'out-ablate/damped_s0'
+    assert 'mean error' in run('sample.py', f'--out_dir={trained}', '--num_samples=3')
+    assert 'damped' in run('probe.py', f'--ckpt={trained}/ckpt.pt')
 
 # -----------------------------------------------------------------------------
 # any configuration
