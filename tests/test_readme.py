@@ -8,16 +8,13 @@ import math
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, ROOT)
+from conftest import ROOT, finish, start
+
 with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
     README = f.read()
 SHELL = re.findall(r'```sh\n(.*?)```', README, flags=re.S)
@@ -43,10 +40,9 @@ def test_files_and_links_exist():
     for link in links:
         assert os.path.exists(os.path.join(ROOT, link)), link
 
-def test_no_claim_is_stale():
-    command = [sys.executable, 'results/claims.py', '--check=True']
-    p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert p.returncode == 0, p.stderr
+def test_no_claim_is_stale(here):
+    run = here('results/claims.py', '--check=True')
+    assert run.status == 0, run.err
 
 def test_quick_start_table_is_that_of_the_csv():
     """The block shows seed 0 of jordan_exact, and rope beside it."""
@@ -112,31 +108,28 @@ SHRUNK = {
 }
 
 @pytest.mark.slow
-def test_commands_run(tmp_path):
-    """In their order, in a copy of the project, so that one finds what the one before has left."""
-    ignored = shutil.ignore_patterns('.git', '.venv', '*.bin', 'out*', 'results')
-    shutil.copytree(ROOT, tmp_path / 'repo', ignore=ignored)
-    os.symlink(os.path.join(ROOT, 'results'), tmp_path / 'repo' / 'results')
-    text = b'It was the best of times, it was the worst of times.\n' * 200
-    (tmp_path / 'repo' / 'my_book.txt').write_bytes(text)
+def test_commands_run(here, folders, tmp_path):
+    """In their order and in one folder, so that one finds what the one before has left."""
+    os.symlink(os.path.join(ROOT, 'results'), tmp_path / 'results')
+    (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\n' * 200)
     ran = 0
     for line in COMMANDS:
         line = line.split(' && ')[-1].partition(' #')[0]
-        words = shlex.split(line.removeprefix('.venv/bin/'))
-        if words[:3] == ['python', '-m', 'pytest'] or 'integrations' in line:
+        program, *words = shlex.split(line.removeprefix('.venv/bin/'))
+        if words[:2] == ['-m', 'pytest'] or 'integrations' in line:
             continue # this test itself; tests/test_integrations.py has those
-        start = [sys.executable]
-        if words[0] == 'torchrun':
-            start += ['-m', 'torch.distributed.run', '--nproc_per_node=2']
-            words = [word for word in words if not word.startswith('--nproc')]
-        script = words[1]
+        processes = [words.pop(0)] if program == 'torchrun' else []
+        script, *flags = words
         shrunk = SHRUNK.get(os.path.basename(script), [])
         if '--report' in line:
             shrunk = ['--plot=False']
         if '--gradient_accumulation_steps' in line:
             shrunk = [flag for flag in shrunk if 'batch_size' not in flag]
-        p = subprocess.run(start + words[1:] + shrunk, cwd=tmp_path / 'repo', capture_output=True, text=True,
-                           timeout=300)
-        assert p.returncode == 0, f'{line}\n{p.stdout[-500:]}\n{p.stderr[-2000:]}'
+        if processes:
+            torchrun = ['torch.distributed.run', *processes, os.path.join(ROOT, script)]
+            finish(start('-m', *torchrun, *flags, *shrunk, repo='', cwd=tmp_path))
+        else:
+            run = here(script, *flags, *shrunk)
+            assert (program, run.status) == ('python', 0), f'{line}\n{run.out[-500:]}\n{run.err[-2000:]}'
         ran += 1
     assert ran >= 10
