@@ -15,16 +15,10 @@ import torch
 
 import probe
 import tasks
+from conftest import ROOT
 from model import GPT, GPTConfig, Jordan
 from runs import FORMAT
 from tasks import KERNELS, KernelTask
-
-ROOT = os.path.dirname(os.path.abspath(probe.__file__))
-
-def run(*flags, cwd, **env):
-    command = [sys.executable, '-W', 'error', os.path.join(ROOT, 'probe.py'), *flags]
-    env = os.environ | env
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, env=env)
 
 def by_name(rows):
     return {row[next(iter(row))]: row for row in rows}
@@ -94,14 +88,6 @@ def test_the_two_stabilised_forms_differ_late():
 
 # -----------------------------------------------------------------------------
 # laws
-
-@pytest.mark.slow
-def test_every_encoding_keeps_its_promises():
-    out = probe.laws()
-    assert out['broken'] == []
-    assert {r['encoding'] for r in out['rows']} == {*probe.POS, *probe.BIASES}
-    not_relative = {r['encoding'] for r in out['rows'] if not r['relative']}
-    assert not_relative == {'learned', 'jordan_stabilized_abs', 'fire'}
 
 class SameMapOnBoth(Jordan):
     def carry(self, x, p, origin, sign):
@@ -328,19 +314,37 @@ def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path, capsys):
 # -----------------------------------------------------------------------------
 # as a user runs it
 
-@pytest.mark.slow
-def test_output_pastes_into_an_issue(tmp_path):
-    """From another directory, on a console without Unicode, with a notebook's backend in the environment."""
-    p = run('--plot=True', cwd=tmp_path, PYTHONIOENCODING='ascii', MPLBACKEND='module://nowhere')
+@pytest.fixture(scope='module')
+def everything(tmp_path_factory):
+    """
+    The lines of all tables, and their folder: from another directory, on a console without Unicode, with a
+    notebook's backend in the environment.
+    """
+    folder = tmp_path_factory.mktemp('probe')
+    p = subprocess.run([sys.executable, '-W', 'error', os.path.join(ROOT, 'probe.py'), '--plot=True'],
+                       cwd=folder, capture_output=True, text=True, timeout=300,
+                       env=os.environ | dict(PYTHONIOENCODING='ascii', MPLBACKEND='module://nowhere'))
     assert p.returncode == 0, p.stderr
-    lines = p.stdout.splitlines()
+    return p.stdout.splitlines(), folder
+
+@pytest.mark.slow
+def test_output_pastes_into_an_issue(everything):
+    lines, folder = everything
     assert max(map(len, lines[:-1])) <= 100
     assert {'laws', 'fits', 'structured', 'reference', 'shear', 'seconds'} <= json.loads(lines[-1]).keys()
-    assert len(os.listdir(tmp_path / 'out-probe')) == 3
+    assert len(os.listdir(folder / 'out-probe')) == 3
 
-def test_an_unknown_setting_is_one_line(tmp_path):
-    p = run('--rige=1e-3', cwd=tmp_path)
-    assert p.returncode == 2 and 'did you mean ridge' in p.stderr and p.stderr.count('\n') == 1
+@pytest.mark.slow
+def test_every_encoding_keeps_its_promises(everything):
+    out = json.loads(everything[0][-1])['laws']
+    assert out['broken'] == []
+    assert {r['encoding'] for r in out['rows']} == {*probe.POS, *probe.BIASES}
+    not_relative = {r['encoding'] for r in out['rows'] if not r['relative']}
+    assert not_relative == {'learned', 'jordan_stabilized_abs', 'fire'}
+
+def test_an_unknown_setting_is_one_line(here):
+    p = here('probe.py', '--rige=1e-3')
+    assert p.status == 2 and 'did you mean ridge' in p.err and p.err.count('\n') == 1
 
 def test_missing_matplotlib_is_said_before_the_work(monkeypatch, capsys):
     monkeypatch.setattr(probe, 'plot', True)
