@@ -28,6 +28,10 @@ from model import POS
 
 ALL = [name + bias for name in POS for bias in ('', '+alibi') if not (bias and name in ('learned', 'alibi'))]
 
+def pytest_collection_modifyitems(items):
+    """The longest test begins first, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: 'test_walkthrough' not in item.nodeid)
+
 # -----------------------------------------------------------------------------
 # scripts
 
