@@ -4,8 +4,8 @@ Encodings x seeds of one config, and the table and figure of what came out.
     python ablate.py config/synth_jordan.py --pos=rope,rope_hi,jordan_stabilized --seeds=0,1,2
     python ablate.py config/synth_jordan.py --pos=damped,damped:pos_c=1   # settings of one encoding after ':'
     python ablate.py config/synth_jordan.py --pos=rope,damped --learning_rate=3e-4,1e-3,3e-3   # tune it first
-    python ablate.py --report=results/synth.csv                           # table and figure once more
-    python ablate.py --report=results/synth.csv --pos='rope,damped c=1' --figure=difference    # of some
+    python ablate.py --report=results/linear.csv                          # table and figure once more
+    python ablate.py --report=results/linear.csv --pos=rope,damped:pos_c=1 --figure=difference    # of some
 
 Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv holds
 is skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives
@@ -362,7 +362,8 @@ def caption(path, panels, count):
     yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to "
            f"{baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
            f"comparisons of {os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval "
-           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no word below n = 3.")
+           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided, even where the interval, "
+           f"which is not adjusted, leaves out 0. No word below n = 3.")
     for data in sorted({f"{row['dataset']} {row['data_checksum']}" for row in rows if row['data_checksum']}):
         yield f"Data from a file, {data}: every interval is conditional on it."
 
@@ -453,6 +454,7 @@ def report_on(path, chosen=()):
     panels = read(path)
     count, known = compare(panels), sorted({name for encodings in panels.values() for name in encodings})
     panels = {panel: best_first(encodings) for panel, encodings in panels.items()}
+    chosen = [name if name in known else label_of(name) for name in chosen]
     asked = [('pos', name) for name in chosen]
     if 'baseline' in typed() and not any(map(base_of, panels.values())):
         asked.append(('baseline', baseline))
