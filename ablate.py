@@ -362,8 +362,8 @@ def caption(path, panels, count):
     yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to "
            f"{baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
            f"comparisons of {os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval "
-           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided, even where the interval, "
-           f"which is not adjusted, leaves out 0. No word below n = 3.")
+           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided, even where the "
+           f"interval, which is not adjusted, leaves out 0. No word below n = 3.")
     for data in sorted({f"{row['dataset']} {row['data_checksum']}" for row in rows if row['data_checksum']}):
         yield f"Data from a file, {data}: every interval is conditional on it."
 
