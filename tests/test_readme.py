@@ -90,13 +90,13 @@ def test_own_shear_and_bias_train(monkeypatch):
         loss.backward()
         assert loss.isfinite()
 
-def test_qk_in_somebody_elses_attention_is_attend(monkeypatch):
+def test_the_encoding_in_somebody_elses_model_is_the_definition(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     names = {}
-    exec(snippet_with('.qk('), names)
+    exec(snippet_with('.attend('), names)
+    from model import reference_attention
     pos, q, k, v, t, y = (names[n] for n in ('pos', 'q', 'k', 'v', 't', 'y'))
-    expected = pos.attend(pos.rotate(q, t), pos.rotate(k, t), v, t, t)
-    assert (y - expected).abs().max() < 1e-4
+    assert (y - reference_attention(pos, q, k, v, t, t)).abs().max() < 1e-4
 
 # -----------------------------------------------------------------------------
 # commands
@@ -118,7 +118,8 @@ def test_commands_run(tmp_path):
     shutil.copytree(ROOT, tmp_path / 'repo', ignore=ignored)
     os.symlink(os.path.join(ROOT, 'results'), tmp_path / 'repo' / 'results')
     text = b'It was the best of times, it was the worst of times.\n' * 200
-    (tmp_path / 'repo' / 'my_book.txt').write_bytes(text)
+    for name in ('my_book.txt', 'another.txt'):
+        (tmp_path / 'repo' / name).write_bytes(text)
     ran = 0
     for line in COMMANDS:
         line = line.split(' && ')[-1].partition(' #')[0]
