@@ -101,7 +101,8 @@ def draw(lags, heads, L, title, path):
         ax.set_xlabel('lag (tokens)')
     for ax in axes[:, 0]:
         ax.set_ylabel('mean score')
-    shown = {'as learned': learned, 'shear set to 0': without, 'a bar of 4/4': line, 'training length': trained}
+    shown = {'as learned': learned, 'shear set to 0': without, 'a bar of 4/4': line}
+    shown['training length'] = trained
     fig.legend(shown.values(), shown.keys(), title=title, loc='outside upper left', ncols=4, frameon=False,
                alignment='left')
     save_figure(fig, path)
