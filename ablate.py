@@ -4,8 +4,8 @@ Encodings x seeds of one config, and the table and figure of what came out.
     python ablate.py config/synth_jordan.py --pos=rope,rope_hi,jordan_stabilized --seeds=0,1,2
     python ablate.py config/synth_jordan.py --pos=damped,damped:pos_c=1   # settings of one encoding after ':'
     python ablate.py config/synth_jordan.py --pos=rope,damped --learning_rate=3e-4,1e-3,3e-3   # tune it first
-    python ablate.py --report=results/synth.csv                           # table and figure once more
-    python ablate.py --report=results/synth.csv --pos='rope,damped c=1' --figure=difference    # of some
+    python ablate.py --report=results/linear.csv                          # table and figure once more
+    python ablate.py --report=results/linear.csv --pos=rope,damped:pos_c=1 --figure=difference    # of some
 
 Runs train.py once per encoding and seed; flags that are not its own go to train.py. What results.csv holds
 is skipped, what a Ctrl-C cut off goes on where it stopped. The report needs the csv alone: X.csv gives
@@ -362,7 +362,8 @@ def caption(path, panels, count):
     yield (f"{' and '.join(m[0] for m in metrics)}: mean over n seeds ± 95% t interval. difference: to "
            f"{baseline}, paired by seed; p of a t test, and adjusted (Benjamini-Hochberg) for the {count} "
            f"comparisons of {os.path.basename(path)}. better, worse: adjusted p < .05; level: the interval "
-           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided; no word below n = 3.")
+           f"lies within {' and '.join(f'±{m[2]:g}' for m in metrics)}; else undecided, even where the "
+           f"interval, which is not adjusted, leaves out 0. No word below n = 3.")
     for data in sorted({f"{row['dataset']} {row['data_checksum']}" for row in rows if row['data_checksum']}):
         yield f"Data from a file, {data}: every interval is conditional on it."
 
@@ -370,26 +371,27 @@ def caption(path, panels, count):
 # report: figures
 
 def draw(path, curves, heading, xlabel, ylabel, level, word, top):
-    """{name: [(x, cell)]} as lines, named at their ends; a band is a 95% interval, of three seeds or more."""
+    """{name: [(x, cell)]} as lines, named at their ends; a bar is a 95% interval, of three seeds or more."""
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(7.5, 4.3), layout='constrained')
-    seen, ends, kinds = [], [], []
-    for name, points in curves.items():
+    seen, ends, colors = [], [], []
+    for n, (name, points) in enumerate(curves.items()):
         kind = kind_of(name)
         color = COLORS.get(kind, COLORS.get(kind.partition('+')[0], '#444444'))
-        style = ['-', '--', ':', '-.'][kinds.count(kind) % 4] # of one encoding's variants
+        style = ['-', '--', ':', '-.'][colors.count(color) % 4] # of one encoding's variants
         x, mean, half = np.array([(x, c['mean'], c['half'] if c['n'] > 2 else np.nan) for x, c in points]).T
+        x = x * (1 + .02 * (n - (len(curves) - 1) / 2)) # bars of one length side by side
         ax.plot(x, mean, color=color, ls=style, marker='o', ms=4, clip_on=False)
-        ax.fill_between(x, mean - half, mean + half, color=color, alpha=.1, lw=0)
+        ax.errorbar(x, mean, half, color=color, ls='', lw=1, capsize=2)
         seen += [*mean]
         ends.append((mean[-1], name, color))
-        kinds.append(kind)
+        colors.append(color)
     if level is not None: # chance, or the baseline of a difference
         ax.axhline(level, color='#888888', lw=1, ls='--')
         seen.append(level)
         ends.append((level, word, '#666666'))
 
-    # names at the ends, moved up where they would overlap; bands may leave the limits
+    # names at the ends, moved up where they would overlap; bars may leave the limits
     room = .06 * (max(seen) - min(seen)) + 1e-3
     low, high, height = min(seen) - room, min(max(seen) + room, top), -1
     for end, name, color in sorted(ends):
@@ -440,9 +442,11 @@ def figures(path, panels, chosen):
         elif sign > 0 and max(cell['mean'] for cell in cells) <= 1:
             top = 1 # a share has no more
         heading = title or f"{label} by {figure if figure in RUN else 'context length'}"
+        heading = textwrap.fill(heading, 90)
         heading += f"\n{panel or row['note']}; {few if few == many else f'{few} to {many}'} seeds"
+        heading += ', 95% intervals' if many > 2 else ''
         file = '_'.join([stem, *re.findall(r'[\w.+-]+', panel)]) + '.png'
-        ylabel = f"{label} ({'higher' if sign > 0 else 'lower'} is better)"
+        ylabel = textwrap.fill(f"{label} ({'higher' if sign > 0 else 'lower'} is better)", 40)
         draw(file, curves, heading, figure if figure in RUN else LENGTH, ylabel, level, word, top)
         drawn.append(os.path.basename(file))
     return drawn
@@ -453,6 +457,7 @@ def report_on(path, chosen=()):
     panels = read(path)
     count, known = compare(panels), sorted({name for encodings in panels.values() for name in encodings})
     panels = {panel: best_first(encodings) for panel, encodings in panels.items()}
+    chosen = [name if name in known else label_of(name) for name in chosen]
     asked = [('pos', name) for name in chosen]
     if 'baseline' in typed() and not any(map(base_of, panels.values())):
         asked.append(('baseline', baseline))

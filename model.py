@@ -662,7 +662,7 @@ class GPTConfig:
     bias: bool = False # in Linears and LayerNorms
     attn_temperature: float = 1.0 # 1: softmax; the larger, the more linear is attention in its scores
     # one of POS, of BIASES, or X+bias. The default is what this repo is about, in its damped form.
-    # On text a bias helps: config/text.py takes jordan_scaled+alibi, .04 bits per byte below rope+alibi
+    # On text a bias helps: see config/text.py
     pos: str = 'jordan_scaled'
     pos_theta: float = 10000.0 # base of the frequency grid
     pos_grid: str = 'fast' # Jordan family: 'fast' theta^(-2k/hs), as the paper; 'full' theta^(-2mk/hs)
@@ -676,8 +676,9 @@ class GPTConfig:
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mlp_ratio', 'pos_order'):
             self.expect(name, getattr(self, name) >= 1, '>= 1')
         if self.n_embd % self.n_head:
+            step = 4 * self.n_head # a head of blocks of two pairs
             raise ValueError(f"n_embd={self.n_embd} is no multiple of n_head={self.n_head}: "
-                             f"try n_embd={math.ceil(self.n_embd / self.n_head) * self.n_head}")
+                             f"try n_embd={math.ceil(self.n_embd / step) * step}")
         self.expect('dropout', 0 <= self.dropout < 1, 'in [0, 1)')
         self.expect('attn_temperature', 1e-3 <= self.attn_temperature <= 1e4, 'from .001 to 10000')
         self.expect('pos_grid', self.pos_grid in ('fast', 'full'), "'fast' or 'full'")

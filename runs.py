@@ -281,7 +281,7 @@ def resume(path, config, task, extend):
         if not (extend and key in EXTENDED):
             hint = hints.get(key, '')
             usage(f"--init_from=resume: {key} is {saved.get(key)!r} in {path}, but {now[key]!r} now; "
-                  f"resume with the same settings and data, or start from scratch{hint}")
+                  f"resume with the same settings and data, or start anew in another --out_dir{hint}")
     if config['max_iters'] < checkpoint['iter_num']:
         usage(f"--init_from=resume: {path} has {checkpoint['iter_num']} iterations already, more than "
               f"max_iters={config['max_iters']}")

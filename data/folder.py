@@ -7,8 +7,9 @@ A data set on the disk: data/<name>/ holds meta.json and one file of tokens for 
      "splits": {"train": {"rows": 24000, "sha256": "..."}, "val": {...}, "test_128": {...}, ...}}
 
 A row of length T is T + 1 tokens, the last `asked` of them are targets, and the first `answers` of the
-vocabulary may be an answer. train and val have the first of the lengths. Who makes rows or a stream of their
-own calls write_folder, or writes these files in any other way; note and sha256 may be left out.
+vocabulary may be an answer. train and val have the first of the lengths. A stream whose tokens are no bytes
+has token_bytes.npy beside it: how many bytes each token stands for. Who makes rows or a stream of their own
+calls write_folder, or writes these files in any other way; note and sha256 may be left out.
 """
 
 import os
@@ -40,8 +41,8 @@ def read_folder(name, known=()):
         check_meta(meta)
     except OSError as e:
         fail(f"data/{name}/meta.json cannot be read ({e.strerror})")
-    except (ValueError, LookupError, TypeError, AttributeError): # no JSON, or not as it should be
-        fail(f"dataset {name!r}: data/{name}/meta.json is damaged or of another version; {how}")
+    except ValueError as e: # no JSON, or not as it should be
+        fail(f"data/{name}/meta.json: {e}; {how}")
     dtype, data = np.dtype(meta['dtype']), {}
     whole = [meta[key] for key in ('kind', 'vocab_size', 'answers', 'asked') if key in meta]
     whole = hashlib.sha256(json.dumps(whole).encode())
@@ -67,21 +68,44 @@ def read_folder(name, known=()):
     return meta, data, whole.hexdigest()[:16]
 
 def check_meta(meta):
-    """An error of some kind, unless it has what it must have."""
-    splits, kind = meta['splits'], meta['kind']
-    numbers = [meta['vocab_size'], *(m[unit_of(meta)] for m in splits.values())]
-    sound = np.dtype(meta['dtype']).kind == 'u' and {'train', 'val'} <= splits.keys()
-    sound = sound and type(kind) is str and type(meta.get('note', '')) is str
-    if kind == 'rows':
-        answers, asked = meta.get('answers', 1), meta.get('asked', 1)
-        lengths = [row_tokens(meta, split) - 1 for split in splits]
-        numbers += [answers, asked, *lengths]
-        sound = sound and answers <= meta['vocab_size'] and asked <= min(lengths)
+    """A ValueError that says what is missing or wrong, if anything is."""
+    def must(holds, words):
+        if not holds:
+            raise ValueError(words)
+    def count(of, key, default=None, where=''):
+        n = of.get(key, default)
+        must(n is not None, f"{where}{key} is missing")
+        must(type(n) is int and n >= 1, f"{where}{key} must be a whole number from 1 on, not {n!r}")
+        return n
+
+    must(type(meta) is dict, "it must be an object {...}")
+    kind, dtype, splits = meta.get('kind'), meta.get('dtype'), meta.get('splits')
+    must(type(kind) is str, "kind must be 'stream' or 'rows'")
+    try:
+        unsigned = np.dtype(dtype).kind == 'u'
+    except (TypeError, ValueError):
+        unsigned = False
+    must(unsigned, f"dtype must be unsigned, as uint8 or uint16 is, not {dtype!r}")
+    must(type(meta.get('note', '')) is str, "note must be a text")
+    vocab_size = count(meta, 'vocab_size')
+    # the splits and their sizes
+    must(type(splits) is dict and {'train', 'val'} <= splits.keys(), "splits must have train and val")
+    for split, m in splits.items():
+        must(type(m) is dict, f"splits: {split} must be an object {{...}}")
+        count(m, unit_of(meta), where=f"splits: {split}: ")
     if kind == 'stream':
-        numbers.append(splits['train']['bytes'])
-        sound = sound and type(meta['encoding']) is str
-    if not (sound and all(type(n) is int and n >= 1 for n in numbers)):
-        raise ValueError
+        must(type(meta.get('encoding')) is str, "encoding must be 'bytes', where a token is one, or 'gpt2'")
+        count(splits['train'], 'bytes', where="splits: train: ")
+    if kind == 'rows':
+        lengths = meta.get('lengths')
+        must(type(lengths) is list and lengths and all(type(T) is int and T >= 1 for T in lengths),
+             f"lengths must be a list of row lengths, that of train first, not {lengths!r}")
+        for split in splits:
+            known = ['train', 'val', *(f'test_{T}' for T in lengths)]
+            must(split in known, f"splits: {split} is none of {', '.join(known)}")
+        answers, asked = count(meta, 'answers', vocab_size), count(meta, 'asked', 1)
+        must(answers <= vocab_size, f"answers={answers} is more than vocab_size={vocab_size}")
+        must(asked <= min(lengths), f"asked={asked} is more than a row of length {min(lengths)} has")
 
 def unit_of(meta):
     return 'rows' if meta['kind'] == 'rows' else 'tokens'
@@ -113,6 +137,14 @@ def write_folder(name, splits, meta, token_bytes=None):
     from tasks import TASKS # here, since tasks.py imports this file
     if name in TASKS:
         usage(f"name={name}: dataset={name} is a task whose rows are made in memory; give another name")
+    # what read_folder would refuse, before anything is written; the sizes are not known yet
+    of_bytes = meta.get('encoding') == 'bytes' # a token is a byte: nobody needs to count them
+    some = dict(rows=1, tokens=1) | (dict(bytes=1) if of_bytes else {})
+    given = meta.get('splits', {})
+    try:
+        check_meta(meta | {'splits': {split: some | given.get(split, {}) for split in splits}})
+    except ValueError as e:
+        usage(f"write_folder({name!r}): in its meta, {e}")
     folder, sizes = folder_of(name), {}
     try:
         # away with what was there
@@ -125,7 +157,9 @@ def write_folder(name, splits, meta, token_bytes=None):
             n, sha = write_tokens(os.path.join(folder, f'{split}.bin'), blocks, meta)
             n //= row_tokens(meta, split)
             print(f"data/{name}/{split + '.bin':14} {n:13,} {unit_of(meta)}", flush=True)
-            sizes[split] = {unit_of(meta): n, 'sha256': sha} | meta.get('splits', {}).get(split, {})
+            sizes[split] = {unit_of(meta): n, 'sha256': sha} | given.get(split, {})
+            if of_bytes:
+                sizes[split]['bytes'] = n
         if token_bytes is not None:
             array = np.asarray(token_bytes, np.uint16)
             replace_file(os.path.join(folder, 'token_bytes.npy'), lambda f: np.save(f, array))

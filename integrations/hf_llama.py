@@ -12,8 +12,9 @@ Only pos='rope' gives a plain Llama's scores: with another encoding its weights 
 Cache, left padding, grouped-query heads, eager and sdpa attention are transformers' own.
 pos.qk stands where apply_rotary_pos_emb stood, and what does not split is refused.
 Grouped heads have a gamma and an eta per key head, and an ALiBi slope per query head.
-Keys are cached as k~, from position 0, which reaches half as far as GPT in model.py before it leaves q~ . k~.
-Past that a ValueError names the length. bfloat16 takes the order 2, and pos_eta_max=4 keeps it good up to L.
+Keys are cached as k~, from position 0: good for T tokens while gamma T < 40 and eta T < 32 L, past which a
+ValueError names the length. In half precision it is 8 and 4: a layer that needs more at
+max_position_embeddings attends in float32.
 """
 
 import os
@@ -75,6 +76,10 @@ class JordanLlamaAttention(LlamaAttention):
     def forward(self, hidden_states, position_ids, attention_mask=None, **kwargs):
         project = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (f(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in project)
+        dtype = q.dtype
+        jordan.update_reach([self.pos])
+        if self.pos.reach(dtype) // 2 < self.config.max_position_embeddings: # half precision reaches less far
+            q, k, v = q.float(), k.float(), v.float()
         q, k = self.pos.qk(adjacent(q), adjacent(k), position_ids)         # (B, heads, T, width)
         v = pad(v, (0, k.size(-1) - self.head_dim))                        # or it leaves the flash path
         # by its type: the name of this argument has changed, and what goes unseen is ignored in silence
@@ -84,7 +89,8 @@ class JordanLlamaAttention(LlamaAttention):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         dropout = self.attention_dropout if self.training else 0.0
         y, weights = attend(self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
-        return self.o_proj(y[..., :self.head_dim].flatten(-2)), weights    # y (B, T, heads, width)
+        y = y[..., :self.head_dim].flatten(-2).to(dtype)                   # y (B, T, heads, width)
+        return self.o_proj(y), weights
 
 class Initialised:
     """gamma and eta that a checkpoint lacks start as configured: transformers would leave them undefined."""

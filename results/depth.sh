@@ -9,6 +9,8 @@ python ablate.py config/synth_jordan.py --jobs=2 --seeds=0,1,2,3,4 --out_dir=out
 python ablate.py config/synth_jordan.py --jobs=2 --seeds=0,1,2,3,4 --out_dir=out-depth-2 \
     --results=results/depth.csv --n_layer=2 \
     --pos=rope,jordan_exact
+python ablate.py --report=results/depth.csv \
+    --title='Two layers, linear attention: at 8 times the training length rope and jordan_exact are not told apart'
 # the kernel that each computes
 python probe.py --rows=1024 --ckpt=$(ls out-depth-1/*/ckpt.pt out-depth-2/*/ckpt.pt | paste -sd,) > out-depth.txt
 grep -A20 'All checkpoints' out-depth.txt > results/depth_kernels.txt

@@ -8,3 +8,4 @@ for teacher in "--omega=.2371" --kernel=phase_drift --kernel=seasonal --kernel=r
     python ablate.py config/synth_jordan.py $teacher --jobs=2 --seeds=0,1,2,3,4 --eval_rows=4096 --pos=$pos \
         --out_dir=out-teachers/${teacher#*=} --results=results/teachers.csv
 done
+python ablate.py --report=results/teachers.csv --plot=False

@@ -151,19 +151,42 @@ def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):
     assert 'holds token 7, outside the vocabulary of 3' in refusal(capsys)
 
 FOREIGN = {
-    'no JSON': b'{"kind": ',
-    'no text': b'\xff\xfe\x00',
-    'a list': b'[]',
-    'another program': b'{"vocab_size": 65, "itos": {}, "stoi": {}}',
-    'splits as a list': json.dumps(STREAM | {'splits': ['train', 'val']}).encode(),
-    'no train': json.dumps(STREAM | {'splits': {'val': {'tokens': 1, 'bytes': 1}}}).encode(),
+    'Expecting value': b'{"kind": ',
+    'decode byte': b'\xff\xfe\x00',
+    'an object': b'[]',
+    'kind': b'{"vocab_size": 65, "itos": {}, "stoi": {}}',
+    'train and val': json.dumps(STREAM | {'splits': {'val': {'tokens': 1, 'bytes': 1}}}).encode(),
+    'splits must': json.dumps(STREAM | {'splits': ['train', 'val']}).encode(),
+    'train must': json.dumps(STREAM | {'splits': {'train': 3, 'val': {}}}).encode(),
 }
 
 @pytest.mark.parametrize('what', FOREIGN)
-def test_a_foreign_meta_json_is_one_line(folder, capsys, what):
+def test_a_foreign_meta_json_is_one_line_that_says_why(folder, capsys, what):
     make_stream()
     (folder / 'mine/meta.json').write_bytes(FOREIGN[what])
-    assert 'meta.json is damaged or of another version' in refusal(capsys)
+    assert what in refusal(capsys)
+
+@pytest.mark.parametrize('key', ['encoding', 'dtype', 'vocab_size', 'splits'])
+def test_what_a_stream_lacks_is_named(folder, capsys, key):
+    make_stream()
+    edit(folder / 'mine', lambda meta: meta.pop(key))
+    assert key in refusal(capsys)
+
+@pytest.mark.parametrize('kind, key', [('stream', 'encoding'), ('stream', 'dtype'), ('stream', 'vocab_size'),
+                                       ('stream', 'kind'), ('rows', 'lengths'), ('rows', 'vocab_size')])
+def test_write_folder_names_what_its_meta_lacks_and_writes_nothing(folder, capsys, kind, key):
+    meta = dict(kind=kind, vocab_size=8, dtype='uint8', encoding='bytes', lengths=[4])
+    del meta[key]
+    with pytest.raises(SystemExit) as e:
+        write_folder('mine', {split: [np.arange(5)] for split in ('train', 'val')}, meta)
+    err = capsys.readouterr().err
+    assert e.value.code == 2 and key in err and err.count('\n') == 1
+    assert not (folder / 'mine').exists()
+
+def test_write_folder_counts_the_bytes_of_a_stream_of_bytes(folder):
+    meta = dict(kind='stream', vocab_size=8, dtype='uint8', encoding='bytes')
+    write_folder('mine', {split: [np.arange(5), np.arange(3)] for split in ('train', 'val')}, meta)
+    assert read_folder('mine')[0]['splits']['train']['bytes'] == 8
 
 @pytest.mark.parametrize('key, value', [
     ('dtype', 'int8'), ('dtype', 'float32'), ('dtype', 'morse'), ('vocab_size', 0), ('vocab_size', 8.5),
@@ -172,7 +195,7 @@ def test_a_foreign_meta_json_is_one_line(folder, capsys, what):
 def test_a_setting_that_cannot_be_is_one_line(folder, capsys, key, value):
     make_rows()
     edit(folder / 'mine', lambda meta: meta.update({key: value}))
-    assert 'meta.json is damaged or of another version' in refusal(capsys)
+    assert f'meta.json: {key}' in refusal(capsys)
 
 @pytest.mark.parametrize('split', ['train', 'val', 'test'])
 def test_identity_is_every_split(folder, split):

@@ -466,6 +466,22 @@ def test_llama_in_half_precision_keeps_gamma_and_eta_in_float32(hf, tmp_path):
     whole = model(prompt(20)).logits
     assert half.dtype == torch.bfloat16 and apart(half(prompt(20)).logits, whole) < 0.1 * whole.std()
 
+@pytest.mark.parametrize('attention', ['eager', 'sdpa'])
+@pytest.mark.parametrize('settings', [{'pos_c': 16.0}, {'pos_eta0': 4.9}, {'pos_order': 3}])
+@torch.no_grad()
+def test_llama_beyond_the_reach_of_half_precision_attends_in_float32(hf, settings, attention, tmp_path):
+    model = llama(hf, 'jordan_scaled+alibi', **settings, attn_implementation=attention)
+    model.save_pretrained(tmp_path)
+    half = hf.JordanLlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    half.set_attn_implementation(attention)
+    whole = model(prompt(32)).logits
+    out = half(prompt(32)).logits
+    assert out.dtype == torch.bfloat16 and apart(out, whole) < 0.1 * whole.std()
+    # with its cache, as generate has it: a prompt, then a token
+    first = half(prompt(32)[:, :31], use_cache=True)
+    last = half(prompt(32)[:, 31:], cache=first.cache).logits
+    assert apart(last, whole[:, 31:]) < 0.1 * whole.std()
+
 @pytest.mark.parametrize('pos', ['jordan_stabilized', 'rope+t5', 'kerple', 'jordan_scaled+fire', 'learned'])
 def test_llama_refuses_what_does_not_split_in_one_line(hf, pos):
     with pytest.raises(ValueError, match='does not split') as error:

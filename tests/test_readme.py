@@ -86,13 +86,13 @@ def test_own_shear_and_bias_train(monkeypatch):
         loss.backward()
         assert loss.isfinite()
 
-def test_qk_in_somebody_elses_attention_is_attend(monkeypatch):
+def test_the_encoding_in_somebody_elses_model_is_the_definition(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     names = {}
-    exec(snippet_with('.qk('), names)
+    exec(snippet_with('.attend('), names)
+    from model import reference_attention
     pos, q, k, v, t, y = (names[n] for n in ('pos', 'q', 'k', 'v', 't', 'y'))
-    expected = pos.attend(pos.rotate(q, t), pos.rotate(k, t), v, t, t)
-    assert (y - expected).abs().max() < 1e-4
+    assert (y - reference_attention(pos, q, k, v, t, t)).abs().max() < 1e-4
 
 # -----------------------------------------------------------------------------
 # commands
@@ -111,7 +111,8 @@ SHRUNK = {
 def test_commands_run(here, folders, tmp_path):
     """In their order and in one folder, so that one finds what the one before has left."""
     os.symlink(os.path.join(ROOT, 'results'), tmp_path / 'results')
-    (tmp_path / 'my_book.txt').write_bytes(b'It was the best of times, it was the worst of times.\n' * 200)
+    for name in ('my_book.txt', 'another.txt'):
+        (tmp_path / name).write_bytes(b'It was the best of times, it was the worst of times.\n' * 200)
     ran = 0
     for line in COMMANDS:
         line = line.split(' && ')[-1].partition(' #')[0]

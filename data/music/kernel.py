@@ -88,19 +88,23 @@ def draw(lags, heads, L, title, path):
     layers = len({head['name'].split('.')[0] for head in heads})
     fig, axes = plt.subplots(layers, len(heads) // layers, figsize=(11, 1.9 * layers + .6), sharex=True,
                              layout='constrained', squeeze=False)
-    fig.suptitle(title, x=0, ha='left', fontsize=11)
     for ax, head in zip(axes.flat, heads):
         for bar in range(BAR, len(lags), BAR):
-            ax.axvline(bar, color='0.85', lw=.8)
-        ax.plot(lags, head['kernel'], color=COLORS['jordan_scaled'], lw=1)
-        ax.plot(lags, head['kernel'] - head['shear'].sum(dim=0), color='0.4', lw=.7, ls='--')
-        ax.axvline(L, color='#888888', lw=1, ls=':')
-        ax.set_title(head['name'], fontsize=9, loc='left')
+            line = ax.axvline(bar, color='0.85', lw=.8)
+        learned, = ax.plot(lags, head['kernel'], color=COLORS['jordan_scaled'], lw=1)
+        without, = ax.plot(lags, head['kernel'] - head['shear'].sum(dim=0), color='0.4', lw=.7, ls='--')
+        trained = ax.axvline(L, color='#888888', lw=1, ls=':')
+        layer, _, n = head['name'].partition('.')
+        ax.set_title(f'layer {layer}, head {n}', fontsize=9, loc='left')
         ax.spines[['top', 'right']].set_visible(False)
     for ax in axes[-1]:
-        ax.set_xlabel('lag (tokens; lines: bars)')
+        ax.set_xlabel('lag (tokens)')
     for ax in axes[:, 0]:
         ax.set_ylabel('mean score')
+    shown = {'as learned': learned, 'shear set to 0': without, 'a bar of 4/4': line}
+    shown['training length'] = trained
+    fig.legend(shown.values(), shown.keys(), title=title, loc='outside upper left', ncols=4, frameon=False,
+               alignment='left')
     save_figure(fig, path)
     print(f'figure: {path}')
 
@@ -124,7 +128,7 @@ def main():
         print(f"{head['name']:>10} {head['kernel'].std():8.3f} {head['shear'].sum(dim=0).std():8.3f} "
               f"{head['periods'][top]:8.1f} {energy[top] / energy.sum():6.0%}")
     if plot:
-        title = 'How a head scores a lag, and (dashed) without its shear; dotted: the training length'
+        title = 'Music: the mean score that each head gives to a lag'
         draw(lags, heads, L, title, os.path.join(os.path.dirname(ckpt), 'kernel.png'))
 
 if __name__ == '__main__':
