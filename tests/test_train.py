@@ -68,7 +68,7 @@ def test_smoke_has_one_val_loss(here, folders, repo, tmp_path):
         return row_of(here('train.py', *smoke, *flags))['val_loss']
     fresh = finish(start('train.py', *smoke, repo=repo, cwd=tmp_path))[0]
     losses = [json.loads(fresh.splitlines()[-1])['val_loss']]
-    val_loss('--max_iters=40')
+    val_loss('--max_iters=100')
     losses += [val_loss()]
     assert val_loss('--kernel=linear') != losses[0] and val_loss('--seed=1') != losses[0]
     ok(here('data/synth/prepare.py', '--block_size=64', '--train_rows=100'))
