@@ -146,7 +146,7 @@ class Encoding(nn.Module):
         known = t.numel() and not (t.is_meta or torch.compiler.is_compiling())
         if self.splits and reach < FAR // 2 and known and t.max() >= reach:
             raise ValueError(f"pos={self.name} with this gamma and eta has q~ and k~ in {q.dtype} for "
-                             f"{reach} positions, not {int(t.max()) + 1}: use attend")
+                             f"{reach} positions, not {int(t.max()) + 1}: use attend, or a shorter context")
         p = t[:, None] if t.dim() == 2 else t # (B, 1, T)
         with torch.autocast(q.device.type, enabled=False):
             u, w = self.rotate(q.to(dtype), p), self.rotate(k.to(dtype), p)

@@ -536,10 +536,26 @@ class MusicTask(TextTask):
 TASKS = {'synth': KernelTask, 'recall': RecallTask} # add yours here; any other name is a folder of data/
 FOLDERS = {'stream': TextTask, 'rows': RowsTask, 'music': MusicTask} # by the kind that its meta.json says
 
+def check_task(task):
+    """One line where a task of one's own gives what no model can take."""
+    name = type(task).__name__
+    for key in ('vocab_size', 'answers', 'note'):
+        if not hasattr(task, key):
+            fail(f"{name} has no {key}: see Task in tasks.py")
+    if not hasattr(task, 'rows'): # it has a batch and examples of its own
+        return
+    x, y = task.rows(generator(0, 'train', 0), task.L, 2)
+    for t, shape, low in ((x, 'x (n, T)', 0), (y, 'y (n, k)', -1)):
+        whole = torch.is_tensor(t) and not t.is_floating_point() and t.ndim == 2
+        if not (whole and low <= t.min() and t.max() < task.vocab_size):
+            fail(f"{name}.rows: {shape} must be a tensor of whole numbers from {low} to vocab_size - 1")
+
 def make_task(config):
     """The task of train.py's settings (a dict). If its data are missing or damaged, one line says so."""
     if config['dataset'] in TASKS:
-        return TASKS[config['dataset']](config)
+        task = TASKS[config['dataset']](config)
+        check_task(task)
+        return task
     meta, data, checksum = read_folder(config['dataset'], known=TASKS)
     if meta['kind'] not in FOLDERS:
         known = ', '.join(FOLDERS)

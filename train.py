@@ -165,7 +165,7 @@ if init_from == 'resume':
     seconds_before = checkpoint['seconds']
     extended = checkpoint['extended']
     run_id = runs.identity(config, task, extended)
-    say(f"resuming {ckpt_path} at iteration {iter_num}")
+    say(f"resuming {ckpt_path} at iteration {iter_num} of {max_iters}")
 else:
     torch.manual_seed(seed)
     raw_model = GPT(GPTConfig(**model_args, vocab_size=task.vocab_size))
@@ -184,7 +184,7 @@ if init_from == 'resume':
 rows_per_iter = gradient_accumulation_steps * batch_size
 tokens_per_iter = round(rows_per_iter * sum(task.lengths) / len(task.lengths)) # on average
 
-# compile the model, and wrap it in DDP if there are several processes
+# compile the model; DDP if there are several processes
 if compile:
     x, y = task.batch(seed, 0, batch_size)
     compile = runs.compile_blocks(raw_model, x.to(device).long(), y.to(device).long(), context, say)

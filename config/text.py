@@ -9,9 +9,8 @@
 # minutes of one CPU core (AMD EPYC).
 out_dir = 'out-text'
 dataset = 'text'
-pos = 'jordan_scaled+alibi' # .04 bits per byte below rope+alibi at 8 L (results/README.md), measured with
-pos_eta0 = 0.0              # a shear that starts at 0
-pos_eta_max = 0.1           # and stays below .1
+pos = 'damped+alibi' # better than rope+alibi at 8 L; so is jordan_scaled+alibi (results/README.md)
+pos_c = 1.0          # damping starts at 1 per L
 block_size = 256
 n_layer = 3
 n_head = 4

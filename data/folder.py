@@ -67,11 +67,14 @@ def read_folder(name, known=()):
         data[split] = (file, dtype, row)
     return meta, data, whole.hexdigest()[:16]
 
+KEYS = 'kind vocab_size dtype encoding note splits answers asked lengths'.split() # of meta.json
+
+def must(holds, words):
+    if not holds:
+        raise ValueError(words)
+
 def check_meta(meta):
     """A ValueError that says what is missing or wrong, if anything is."""
-    def must(holds, words):
-        if not holds:
-            raise ValueError(words)
     def count(of, key, default=None, where=''):
         n = of.get(key, default)
         must(n is not None, f"{where}{key} is missing")
@@ -88,13 +91,16 @@ def check_meta(meta):
     must(unsigned, f"dtype must be unsigned, as uint8 or uint16 is, not {dtype!r}")
     must(type(meta.get('note', '')) is str, "note must be a text")
     vocab_size = count(meta, 'vocab_size')
+    must(vocab_size - 1 <= np.iinfo(dtype).max, f"vocab_size={vocab_size} is too much for dtype={dtype}")
     # the splits and their sizes
     must(type(splits) is dict and {'train', 'val'} <= splits.keys(), "splits must have train and val")
     for split, m in splits.items():
         must(type(m) is dict, f"splits: {split} must be an object {{...}}")
         count(m, unit_of(meta), where=f"splits: {split}: ")
     if kind == 'stream':
-        must(type(meta.get('encoding')) is str, "encoding must be 'bytes', where a token is one, or 'gpt2'")
+        encoding = meta.get('encoding')
+        must(type(encoding) is str, "encoding must be 'bytes', where a token is one, or a name, as 'gpt2' is")
+        must(encoding != 'bytes' or vocab_size <= 256, f"vocab_size={vocab_size} is too much for bytes")
         count(splits['train'], 'bytes', where="splits: train: ")
     if kind == 'rows':
         lengths = meta.get('lengths')
@@ -103,6 +109,7 @@ def check_meta(meta):
         for split in splits:
             known = ['train', 'val', *(f'test_{T}' for T in lengths)]
             must(split in known, f"splits: {split} is none of {', '.join(known)}")
+        must(len(splits) > 2, f"splits must have test_{lengths[0]}, or that of another of the lengths")
         answers, asked = count(meta, 'answers', vocab_size), count(meta, 'asked', 1)
         must(answers <= vocab_size, f"answers={answers} is more than vocab_size={vocab_size}")
         must(asked <= min(lengths), f"asked={asked} is more than a row of length {min(lengths)} has")
@@ -130,21 +137,30 @@ def digest(file, dtype):
 
 def write_folder(name, splits, meta, token_bytes=None):
     """
-    Make data/<name>: {split: iterator over arrays of tokens}, in one pass each, and meta.json. That goes
+    Make data/<name>: {split: iterator over arrays of integers}, in one pass each, and meta.json. The arrays
+    of a stream are (n), of rows (n, T + 1). What read_folder would refuse is refused here. meta.json goes
     first and comes back last, so that an interrupted run leaves a folder that is visibly unfinished.
-    token_bytes: for tokens that are no bytes, how many bytes of text each of the vocabulary stands for.
+    token_bytes: of a stream whose tokens are no bytes, how many bytes each of the vocabulary stands for.
     """
-    from tasks import TASKS # here, since tasks.py imports this file
+    from tasks import FOLDERS, TASKS # here, since tasks.py imports this file
     if name in TASKS:
         usage(f"name={name}: dataset={name} is a task whose rows are made in memory; give another name")
-    # what read_folder would refuse, before anything is written; the sizes are not known yet
-    of_bytes = meta.get('encoding') == 'bytes' # a token is a byte: nobody needs to count them
-    some = dict(rows=1, tokens=1) | (dict(bytes=1) if of_bytes else {})
     given = meta.get('splits', {})
     try:
-        check_meta(meta | {'splits': {split: some | given.get(split, {}) for split in splits}})
+        must(meta.get('kind') in FOLDERS, f"kind must be one of {', '.join(FOLDERS)}")
+        for key in meta:
+            must(key in KEYS, f"{key!r} is no key, which are {', '.join(KEYS)}")
+        # the sizes are not known yet
+        sizes = {split: dict(rows=1, tokens=1, bytes=1) | given.get(split, {}) for split in splits}
+        check_meta(meta | {'splits': sizes})
+        if meta['kind'] == 'stream' and meta['encoding'] != 'bytes':
+            must(token_bytes is not None and len(token_bytes) == meta['vocab_size'],
+                 f"encoding={meta['encoding']!r} needs token_bytes, a number for each of the vocabulary")
+        else:
+            must(token_bytes is None, "token_bytes is for a stream of another encoding than 'bytes'")
     except ValueError as e:
-        usage(f"write_folder({name!r}): in its meta, {e}")
+        usage(f"write_folder({name!r}): {e}")
+
     folder, sizes = folder_of(name), {}
     try:
         # away with what was there
@@ -154,12 +170,12 @@ def write_folder(name, splits, meta, token_bytes=None):
                 os.remove(os.path.join(folder, file))
         # a file for each split
         for split, blocks in splits.items():
-            n, sha = write_tokens(os.path.join(folder, f'{split}.bin'), blocks, meta)
-            n //= row_tokens(meta, split)
-            print(f"data/{name}/{split + '.bin':14} {n:13,} {unit_of(meta)}", flush=True)
-            sizes[split] = {unit_of(meta): n, 'sha256': sha} | given.get(split, {})
-            if of_bytes:
-                sizes[split]['bytes'] = n
+            path, row = os.path.join(folder, f'{split}.bin'), row_tokens(meta, split)
+            count, size, sha = write_tokens(path, blocks, meta, row, token_bytes)
+            sizes[split] = {unit_of(meta): count // row, 'sha256': sha} | given.get(split, {})
+            if meta['kind'] == 'stream':
+                sizes[split]['bytes'] = size
+            print(f"data/{name}/{split + '.bin':14} {count // row:13,} {unit_of(meta)}", flush=True)
         if token_bytes is not None:
             array = np.asarray(token_bytes, np.uint16)
             replace_file(os.path.join(folder, 'token_bytes.npy'), lambda f: np.save(f, array))
@@ -169,19 +185,28 @@ def write_folder(name, splits, meta, token_bytes=None):
     except OSError as e: # a full disk, a folder without permission
         fail(f"cannot write data/{name}: {e.strerror or e}; make room there (or give permission), "
              "and run this again")
+    except ValueError as e: # tokens that cannot be
+        fail(f"data/{name}: {e}")
 
-def write_tokens(path, blocks, meta):
-    """The blocks as one file: (number of tokens, sha256)."""
-    count, sha = 0, hashlib.sha256()
+def write_tokens(path, blocks, meta, row, token_bytes=None):
+    """The blocks as one file, rows of `row` tokens: (tokens, bytes that they stand for, sha256)."""
+    split, vocab_size = os.path.basename(path), meta['vocab_size']
+    count, size, sha = 0, 0, hashlib.sha256()
     def write(f):
-        nonlocal count
-        for block in blocks:
-            block = np.asarray(block)
-            if block.size and not 0 <= block.min() <= block.max() < meta['vocab_size']:
-                raise ValueError(f"{path}: tokens must lie in 0 ... {meta['vocab_size'] - 1}")
+        nonlocal count, size
+        for block in map(np.asarray, blocks):
+            if not block.size:
+                continue
+            must(block.dtype.kind in 'iu', f"{split}: tokens must be integers, not {block.dtype}")
+            must(row == 1 or block.shape[1:] == (row,), f"{split}: a row of length {row - 1} is {row} tokens "
+                 f"with its targets: expected arrays (n, {row}), not {block.shape}")
+            must(0 <= block.min() <= block.max() < vocab_size,
+                 f"{split}: tokens must lie in 0 ... {vocab_size - 1}")
             data = block.astype(meta['dtype']).tobytes()
             f.write(data)
             sha.update(data)
             count += block.size
+            size += block.size if token_bytes is None else int(np.take(token_bytes, block).sum())
+        must(count, f"{split}: would be empty")
     replace_file(path, write)
-    return count, sha.hexdigest()
+    return count, size, sha.hexdigest()

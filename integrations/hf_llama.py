@@ -14,7 +14,7 @@ pos.qk stands where apply_rotary_pos_emb stood, and what does not split is refus
 Grouped heads have a gamma and an eta per key head, and an ALiBi slope per query head.
 Keys are cached as k~, from position 0: good for T tokens while gamma T < 40 and eta T < 32 L, past which a
 ValueError names the length. In half precision it is 8 and 4: a layer that needs more at
-max_position_embeddings attends in float32.
+max_position_embeddings attends in float32. For longer texts load the model in float32.
 """
 
 import os
@@ -71,7 +71,7 @@ class JordanLlamaAttention(LlamaAttention):
 
     def __init__(self, config, layer_idx):
         super().__init__(config, layer_idx)
-        self.pos = config.make_pos().float() # gamma and eta stay in float32 in a model of half precision
+        self.pos = config.make_pos().float() # gamma and eta stay in float32 where dtype= loads half precision
 
     def forward(self, hidden_states, position_ids, attention_mask=None, **kwargs):
         project = self.q_proj, self.k_proj, self.v_proj

@@ -114,12 +114,11 @@ def assert_refused(status, err, *words, code=2):
 def stream(name='t', train=20000, val=3000, test=3000, seed=0, **meta):
     """A text of random letters as a folder of data/. A number is so many bytes, None no such split."""
     from data.folder import write_folder
-    splits, sizes = {}, {}
+    splits = {}
     for n, (split, size) in enumerate(dict(train=train, val=val, test=test).items()):
         if size is not None:
             # the test text is the one that a seed changes
             rng = np.random.default_rng([n, seed if split == 'test' else 0])
             splits[split] = [rng.integers(97, 123, size, dtype=np.uint8)]
-            sizes[split] = {'bytes': size}
     write_folder(name, splits, dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes',
-                                    note='letters', splits=sizes) | meta)
+                                    note='letters') | meta)

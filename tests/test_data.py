@@ -97,9 +97,8 @@ def make_rows(name='mine', **meta):
 
 def make_stream(name='mine', train=b'a text to train on', test=b'and one to test', **meta):
     splits = {'train': train, 'val': b'another one', 'test': test}
-    sizes = {split: {'bytes': len(text)} for split, text in splits.items()}
     blocks = {split: [np.frombuffer(text, np.uint8)] for split, text in splits.items()}
-    write_folder(name, blocks, STREAM | dict(splits=sizes) | meta)
+    write_folder(name, blocks, STREAM | meta)
 
 def edit(folder, change):
     """Change meta.json in place."""
@@ -232,10 +231,40 @@ def test_any_unsigned_dtype(folder, dtype):
     file, read_as, _ = read_folder('mine')[1]['train']
     assert (np.fromfile(file, read_as) == np.random.default_rng(0).integers(0, 8, 35)).all()
 
-def test_a_token_that_its_dtype_cannot_hold_is_not_written(folder):
-    with pytest.raises(ValueError, match='0 ... 255'):
-        write_folder('mine', {'train': [np.array([1, 256])], 'val': [[1]]}, STREAM)
+def test_a_token_that_its_dtype_cannot_hold_is_not_written(folder, capsys):
+    not_written(folder, capsys, {'train': [np.array([1, 256])], 'val': [[1]]}, STREAM, '0 ... 255')
+
+def not_written(folder, capsys, splits, meta, *words, code=1, token_bytes=None):
+    """One line that holds these words, and no meta.json."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as e:
+        write_folder('mine', splits, meta, token_bytes)
+    err = capsys.readouterr().err
+    assert e.value.code == code and err.count('\n') == 1, err
+    for word in words:
+        assert str(word) in err, err
     assert not (folder / 'mine/meta.json').exists()
+
+def test_what_is_no_row_or_no_token_is_not_written(folder, capsys):
+    whole = {split: [np.zeros((3, 7), int)] for split in ('train', 'val', 'test_6')}
+    meta = dict(kind='rows', vocab_size=8, dtype='uint8', lengths=[6])
+    for wrong in (np.zeros((3, 6), int), np.zeros(21, int)): # without its target; flat
+        not_written(folder, capsys, whole | {'train': [wrong]}, meta, 'train.bin', '(n, 7)')
+    not_written(folder, capsys, whole | {'val': [np.random.rand(3, 7)]}, meta, 'val.bin', 'integers')
+    not_written(folder, capsys, whole | {'val': []}, meta, 'val.bin', 'empty')
+
+@pytest.mark.parametrize('change, word', [
+    (dict(kind='row'), 'kind'), (dict(anwsers=2), 'anwsers'), (dict(vocab_size=300), 'dtype=uint8'),
+    (dict(dtype='uint16', vocab_size=300), 'bytes'), (dict(encoding='dna'), 'token_bytes')])
+def test_a_meta_that_cannot_be_is_not_written(folder, capsys, change, word):
+    splits = {split: [np.arange(5)] for split in ('train', 'val')}
+    meta = dict(kind='stream', vocab_size=8, dtype='uint8', encoding='bytes')
+    not_written(folder, capsys, splits, meta | change, word, code=2)
+
+def test_write_folder_counts_the_bytes_of_tokens(folder):
+    meta = dict(kind='stream', vocab_size=4, dtype='uint8', encoding='words')
+    write_folder('mine', {split: [np.arange(4), [3, 3]] for split in ('train', 'val')}, meta, [1, 2, 3, 50])
+    assert read_folder('mine')[0]['splits']['train']['bytes'] == 156
 
 def test_an_interrupted_write_leaves_no_meta_json(folder, capsys):
     make_stream()

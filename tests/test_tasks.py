@@ -248,6 +248,22 @@ def test_recall_distances_spread_over_the_row():
     tenths = torch.histc(distance / T, 10, 0, 1)
     assert (tenths > .7 * tenths.mean()).all()
 
+@pytest.mark.parametrize('wrong', ['numpy', 'floats', 'one-dimensional y', 'a token too many', 'no note'])
+def test_a_task_of_ones_own_that_is_wrong_is_one_line(monkeypatch, capsys, wrong):
+    class Mine(tasks.Task):
+        vocab_size, answers = 4, 4
+        def __init__(self, config):
+            if wrong != 'no note':
+                self.note = 'mine'
+            super().__init__(config)
+        def rows(self, rng, T, n):
+            x, y = torch.zeros(n, T).long(), torch.zeros(n, 1).long()
+            return {'numpy': (x.numpy(), y), 'floats': (x, y.float()), 'one-dimensional y': (x, y[:, 0]),
+                    'a token too many': (x + 4, y)}.get(wrong, (x, y))
+    monkeypatch.setitem(tasks.TASKS, 'mine', Mine)
+    words = 'note' if wrong == 'no note' else 'whole numbers'
+    one_line(capsys, 1, 'Mine', words, dataset='mine')
+
 # -----------------------------------------------------------------------------
 # text
 
@@ -256,9 +272,9 @@ def counting(folder):
     """A stream whose token at each place is the place, so that a window says where it lies."""
     def make(N=5000, **more):
         splits = {'train': N, 'val': N} | more
-        meta = dict(kind='stream', vocab_size=10**5, dtype='uint32', encoding='bytes', note='counting',
-                    splits={split: {'bytes': n} for split, n in splits.items()})
-        write_folder('counting', {split: [np.arange(n)] for split, n in splits.items()}, meta)
+        meta = dict(kind='stream', vocab_size=10**5, dtype='uint32', encoding='places', note='counting')
+        blocks = {split: [np.arange(n)] for split, n in splits.items()}
+        write_folder('counting', blocks, meta, token_bytes=np.ones(10**5, int))
         return task_of('counting')
     return make
 
@@ -302,16 +318,14 @@ def test_text_says_which_lengths_it_has(counting):
 @pytest.mark.parametrize('split', ['train', 'val'])
 def test_a_text_that_is_too_short_for_a_window_is_one_line(folder, capsys, split):
     sizes = {'train': 100, 'val': 100} | {split: 32}
-    meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes',
-                splits={split: {'bytes': n} for split, n in sizes.items()})
+    meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes')
     write_folder('short', {split: [np.zeros(n, int)] for split, n in sizes.items()}, meta)
     capsys.readouterr()
     one_line(capsys, 1, f'{split}.bin has 32 tokens', 'block_size=32', dataset='short')
 
 def test_bits_per_byte_of_a_fair_die_are_8(folder):
     splits = {split: [np.random.default_rng(0).integers(0, 256, 2000)] for split in ('train', 'val')}
-    meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes',
-                splits=dict.fromkeys(splits, {'bytes': 2000}))
+    meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes')
     write_folder('die', splits, meta)
     task = task_of('die')
     assert measure(task, Oracle(256, lambda x, k: torch.zeros(len(x), k, 256)), 64) == pytest.approx(8)
@@ -332,8 +346,7 @@ def skewed(folder, bpe):
     """Trained on `the`, 4 bytes a token; measured on words of one byte a token."""
     texts = {'train': ' the' * 500, 'val': ' xylophones' * 50, 'test': ' the' * 100 + ' quartz jinx' * 100}
     tokens = {split: bpe.encode_ordinary(text) for split, text in texts.items()}
-    meta = dict(kind='stream', vocab_size=bpe.n_vocab, dtype='uint16', encoding='gpt2',
-                splits={split: {'bytes': len(text)} for split, text in texts.items()})
+    meta = dict(kind='stream', vocab_size=bpe.n_vocab, dtype='uint16', encoding='gpt2')
     lengths = [len(bpe.decode_bytes([token])) for token in range(bpe.n_vocab)]
     write_folder('skewed', {split: [t] for split, t in tokens.items()}, meta, lengths)
     return folder / 'skewed'
@@ -541,8 +554,7 @@ def test_rows_without_a_length_to_show_say_so(rows, capsys):
 @pytest.fixture
 def book(folder):
     text = 'z\u00fcrich am see\n'.encode() * 20
-    meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes',
-                splits=dict.fromkeys(('train', 'val'), {'bytes': len(text)}))
+    meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes')
     write_folder('book', {split: [np.frombuffer(text, np.uint8)] for split in ('train', 'val')}, meta)
     return task_of('book')
 

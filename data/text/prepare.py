@@ -148,8 +148,7 @@ percent = f"{100 * (1 - val_fraction):g}%"
 note = f"{bpe or 'bytes'} train={names(files)}"
 note += f" val={names([val])}" if val else f"[:{percent}] val={names(files)}[{percent}:]"
 note += f" test={names([test])}" if test else ''
-meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes', note=note,
-            splits={split: {'bytes': size_of(pieces)} for split, pieces in splits.items()})
+meta = dict(kind='stream', vocab_size=256, dtype='uint8', encoding='bytes', note=note)
 
 # whatever can go wrong does so before anything is written
 token_bytes = None

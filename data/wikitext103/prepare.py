@@ -287,6 +287,5 @@ for split, (member, start, end, _) in parts.items():
         fail(f"{path}, wiki.{member}.raw: {members[member][0]:,} bytes are too few to learn from")
 
 write_folder(name, {split: read(*part[:3]) for split, part in parts.items()}, dict(
-    kind='stream', vocab_size=256, dtype='uint8', encoding='bytes', note=note,
-    splits={split: {'bytes': end - start} for split, (_, start, end, _) in parts.items()}))
+    kind='stream', vocab_size=256, dtype='uint8', encoding='bytes', note=note))
 print(note)
