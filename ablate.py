@@ -448,7 +448,7 @@ def figures(path, panels, chosen):
         file = '_'.join([stem, *re.findall(r'[\w.+-]+', panel)]) + '.png'
         ylabel = textwrap.fill(f"{label} ({'higher' if sign > 0 else 'lower'} is better)", 40)
         draw(file, curves, heading, figure if figure in RUN else LENGTH, ylabel, level, word, top)
-        drawn.append(os.path.basename(file))
+        drawn.append(file)
     return drawn
 
 # -----------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def report_on(path, chosen=()):
     except OSError as e:
         fail(f"{stem}.md cannot be written ({e.strerror})")
     drawn = figures(path, panels, chosen) if plot and find_spec('matplotlib') else []
-    print('written:', ', '.join([os.path.basename(f'{stem}.md'), *drawn]))
+    print('written:', ', '.join([f'{stem}.md', *drawn]))
 
     # one JSON object: six digits, null for what is not known
     summary = {}
